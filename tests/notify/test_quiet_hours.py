@@ -131,6 +131,15 @@ def test_what_is_held_comes_as_one_message_and_what_is_urgent_at_once(journal: J
     assert night.of("quiet")[3:] == ["morning"]
 
 
+def test_what_stands_behind_an_urgent_message_is_held_too(journal: Journal) -> None:
+    night = Night(journal)
+    night.until("2026-01-10 22:30")
+    for title, kind in (("disk", "disk_low"), ("calm", "failed"), ("full", "disk_low")):
+        journal.outbox.announce(title, Notice(kind, title, "body"))
+    night.rounds()
+    assert night.of("quiet") == ["disk", "full"]
+
+
 def test_a_single_message_that_was_held_comes_as_it_is(journal: Journal) -> None:
     night = Night(journal)
     night.until("2026-01-10 22:30")

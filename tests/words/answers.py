@@ -425,7 +425,7 @@ def page() -> str:
     lines += [
         "`report` in `ckptd export --json` has the contents of `report.json`: [report.schema.json](report.schema.json).",
         "",
-        "What `[[notify.targets]]` sends to a `webhook` or a `command` ([docs/webhooks.md](webhooks.md)) is a [Notification](#notification).",
+        "What a `webhook` or a `command` of `[[notify.targets]]` gets ([webhooks](webhooks.md)) is a [Notification](#notification).",
         "",
         "## Objects",
         "",

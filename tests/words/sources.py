@@ -47,7 +47,8 @@ DEPTH = 10
 APART = (
     "daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/",
     "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py",
-    "daemon/contract/disk/answers.py", "daemon/publishing/telling/messages.py", "daemon/publishing/telling/quiet.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
+    "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
+    "daemon/publishing/telling/messages.py", "daemon/publishing/telling/quiet.py",
     "handlers/folder/examples/", "handlers/validate/files/probes.py", "handlers/onnx/activations/contract.py",
     "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py",
 )  # fmt: skip

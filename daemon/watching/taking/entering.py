@@ -178,7 +178,7 @@ class Entering:
             failpoints.point("entry.written")
         job = NewJob(
             candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
-            warnings=warnings, notice=_found(candidate, self.settings.notify),
+            warnings=warnings, notice=_notice_of(candidate, self.settings.notify),
         )  # fmt: skip
         if candidate.fault is not None:
             log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=reference.path, code=candidate.fault.code)
@@ -290,7 +290,7 @@ class Entering:
         return job.state not in ("succeeded", "partial") or manifest_of(job.target).get("export_id") == name
 
 
-def _found(candidate: Candidate, notify: NotifySettings) -> Notice | None:
+def _notice_of(candidate: Candidate, notify: NotifySettings) -> Notice | None:
     """What is told of a checkpoint that was taken, where anybody wants to know."""
     reference = candidate.reference
     if candidate.fault is not None or not notify.wants("found"):
