@@ -148,6 +148,16 @@ def test_a_single_message_that_was_held_comes_as_it_is(journal: Journal) -> None
     assert night.of("quiet") == ["only"]
 
 
+def test_what_is_held_comes_as_soon_as_a_target_has_no_quiet_hours_any_more(journal: Journal) -> None:
+    night = Night(journal)
+    night.until("2026-01-10 22:30")
+    night.tell("only")
+    loud = night.settings.targets[0].model_copy(update={"quiet": ""})
+    night.notifier.adopt(NotifySettings(targets=(loud,)))
+    night.rounds()
+    assert night.of("quiet") == ["only"]
+
+
 def test_what_is_urgent_is_the_targets_choice(journal: Journal) -> None:
     night = Night(journal, urgent=("failed",))
     night.until("2026-01-10 22:30")

@@ -12,16 +12,16 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from daemon.config.notify import NotifySettings
 from daemon.config.receivers import Receiver
-from daemon.contract.faults.events import Event
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message, Notice
+from daemon.publishing.telling import entries
 from daemon.publishing.telling.heartbeats import Heartbeats
 from daemon.publishing.telling.outcome import NO_SERVICE, Attempt, Outcome
 from daemon.publishing.telling.quiet import is_quiet, together
@@ -174,7 +174,8 @@ class Notifier:
         self._keep_news()
         self._look_at_targets()
         self._collect()
-        self._release()
+        if any(receiver.quiet for _, receiver in self._targets.values()):
+            self._release(self._targets)
         self._begin_due()
         self._sender.tidy()
 
@@ -186,8 +187,7 @@ class Notifier:
         self._salt = outbox.salt() if settings.receivers else b""
         targets = targets_of(settings.receivers, self._salt)
         for gone in outbox.adopt([target for target, _ in targets.values()]):
-            log.warning("notifications are dropped: those whom they were for are no longer in [notify]", event_id=Event.NOTIFY_DROPPED,
-                        target=gone.place, messages=gone.messages)  # fmt: skip
+            entries.dropped(gone.place, gone.messages)
         for digest in self._flights.keys() - targets.keys():
             self._flights.pop(digest).attempt.end()
         for digest in self._looks.keys() - targets.keys():
@@ -195,6 +195,7 @@ class Notifier:
         if self._adopted is not settings:
             by_url = [digest for digest, (_, receiver) in targets.items() if receiver.kind == "url"]
             self._unknown, self._unseen = {}, [digest for digest in by_url if digest not in self._looks] if self._look else []
+            self._release(targets)
         self._adopted, self._targets = settings, targets
 
     def _keep_news(self) -> None:
@@ -263,10 +264,10 @@ class Notifier:
     def _is_quiet(self, receiver: Receiver) -> bool:
         return bool(receiver.quiet) and is_quiet(receiver.quiet, self._clock())
 
-    def _release(self) -> None:
-        """Let go of what was held for targets whose quiet hours are over."""
-        for digest in self._journal.letters.holding() if self._targets else ():
-            if digest in self._targets and not self._is_quiet(self._targets[digest][1]):
+    def _release(self, targets: Mapping[str, tuple[Target, Receiver]]) -> None:
+        """Let go of what was held for targets that have no quiet hours now."""
+        for digest in self._journal.letters.holding():
+            if digest in targets and not self._is_quiet(targets[digest][1]):
                 self._journal.letters.release(digest, together)
 
     def _send(self, due: Due) -> None:
@@ -282,12 +283,11 @@ class Notifier:
     def _record(self, due: Due, outcome: Outcome) -> Due | None:
         """Let the journal know how an attempt ended; gives the next one for that service, where it has been claimed already."""
         outbox, message, (target, receiver) = self._journal.outbox, due.message, self._targets[due.target]
-        place = target.place
         if outcome.error is None:
             # One commit for both, since a disk takes longer for it than many a service for a message; not where others wait for a place.
             go_on = not self._stopping and len(self._targets) <= AT_ONCE and not self._is_quiet(receiver)
             following = outbox.delivered(message.id, due.target, go_on=go_on)
-            log.info("notified", event_id=Event.NOTIFY_SENT, job=message.job, title=message.title, target=place)
+            entries.sent(target.place, message)
             return following
         now, attempts, failures = self._clock(), due.attempts + 1, due.failures + 1
         asked = min(LONGEST_PAUSE, outcome.retry_after or 0.0)
@@ -296,27 +296,10 @@ class Notifier:
             self._give_up_unknown(due, outcome.error)
         elif pause == 0.0 or attempts >= MAX_ATTEMPTS or (attempts >= PATIENCE and now - message.created >= MAX_AGE):
             count = outbox.give_up(due.target, message.id, outcome.error, now + pause, 0.0 if pause == 0.0 else now - MAX_AGE)
-            log.error(
-                "notifications are given up",
-                event_id=Event.NOTIFY_GIVEN_UP,
-                target=place,
-                messages=count,
-                error=outcome.error,
-                attempts=attempts,
-                remedy=f"check {place.split()[0]} and the service, then `ckptd notify resend`",
-            )
+            entries.given_up(target.place, outcome.error, attempts, count)
         else:
             outbox.undelivered(due.target, outcome.error, now + pause)
-            log.warning(
-                "a notification did not arrive",
-                event_id=Event.NOTIFY_FAILED,
-                job=message.job,
-                target=place,
-                error=outcome.error,
-                attempt=attempts,
-                retry_in=pause,
-                remedy=f"check {place.split()[0]} and the service",
-            )
+            entries.not_arrived(target.place, message, outcome.error, attempts, pause)
         return None
 
     def _give_up_unknown(self, due: Due, error: str) -> None:
@@ -327,13 +310,5 @@ class Notifier:
 
     def _say_unknown(self, target: str, error: str, messages: int) -> None:
         """Say once that a URL is no service."""
-        place = self._targets[target][0].place
-        log.error(
-            "nobody can be told there; the other services are",
-            event_id=Event.NOTIFY_GIVEN_UP,
-            target=place,
-            messages=messages,
-            error=error,
-            remedy=f"correct {place.split()[0]}, then `ckptd check`, then reload the configuration",
-        )
+        entries.no_service(self._targets[target][0].place, error, messages)
         self._unknown[target] = error
