@@ -79,7 +79,7 @@ def show(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the effective values as TOML, each with its origin. Secrets in [notify] are not printed."""
+    """Print the effective values as TOML, each with its origin. Secrets of notify are not printed."""
     from daemon.config import layers
     from daemon.config.suggestions import nearest
 

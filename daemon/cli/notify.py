@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from daemon.publishing.telling.sender import Sender
 
 _app = typer.Typer(
-    name="notify", help="Test notifications; list and resend those that did not arrive.", no_args_is_help=True, cls=Group,
+    name="notify", help="Test notifications; resend what did not arrive.", no_args_is_help=True, cls=Group,
     rich_markup_mode=None,
 )  # fmt: skip
 _STATES = to_translate("waiting"), to_translate("held"), to_translate("dead")
