@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from daemon.cli.main import app
 from daemon.config.loading import WrongValues, load
 from daemon.config.notify import NotifySettings
+from daemon.operating.diagnosis.doctor import examine
 from daemon.operating.reload import changes
 
 SECRET = "whsec_" + "UzNDUkVU" * 5
@@ -86,3 +87,18 @@ def test_targets_can_be_given_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CKPTD_NOTIFY__TARGETS", json.dumps([{"name": "x", "command": ["/bin/true"], "on": ["failed"]}]))
     (receiver,) = load(None).notify.receivers
     assert (receiver.command, receiver.on) == (("/bin/true",), {"failed"})
+
+
+def test_check_names_a_program_that_is_not_there_and_a_secret_that_others_may_read(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").chmod(0o644)
+    state = f'\n[state]\ndirectory = "{tmp_path}/state"\n[watch]\nroots = ["{tmp_path}/runs"]\n[output]\ndirectory = "{tmp_path}/out"\n'
+    config.write_text(f'[[notify.targets]]\n{HOOK}[[notify.targets]]\nname = "script"\ncommand = ["/no/program"]\n{state}')
+    config.chmod(0o600)
+    said = examine(load(config), config)
+    script = [problem for problem in said.problems if problem.startswith("notify.targets.script")]
+    assert [problem.partition(";")[0] for problem in script] == [
+        'notify.targets.script (command): there is no program "/no/program" that can be run'
+    ]
+    assert any(f"notify.targets.hook.secret_file: others may read {tmp_path}/secret" in warning for warning in said.warnings)
+    (tmp_path / "secret").chmod(0o600)
+    assert not any("may read" in warning and "notify" in warning for warning in examine(load(config), config).warnings)
