@@ -158,8 +158,10 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
         gone = away.fault_of_whole(paths.output, operation) if away.is_away(error) else None
         return gone or from_oserror(error, operation, str(paths.output)).fault
-    notice = messages.ended(job, stages, published.state, published.target, published.checks, facts.work.validation)
-    if not journal.jobs.finish(job.id, published.state, notice if settings.notify.wants(*notice.events) else None):
+    notice = None
+    if settings.notify.wants(published.state, "rejected"):
+        notice = messages.ended(job, stages, published.state, published.target, published.checks, facts.work.validation)
+    if not journal.jobs.finish(job.id, published.state, notice if notice and settings.notify.wants(*notice.events) else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
         "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),

@@ -240,3 +240,16 @@ def test_the_signature_is_that_of_the_standards_example() -> None:
     body = b'{"test": 2432232314}'
     given = webhook.signature("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
     assert given == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/S3CRET/path?token=S3CRET", "https://user:S3CRET@no-such-host.invalid/S3CRET"])
+def test_what_is_said_of_an_address_that_does_not_answer_has_nothing_of_it(
+    journal: Journal, targets: Targets, notifier_of: Notify, url: str
+) -> None:
+    notifier = notifier_of(targets({"name": "hook", "webhook": url}))
+    announce(journal, "title")
+    with capture_logs() as logs:
+        deliver(notifier)
+    assert [entry["event"] for entry in logs] == ["a notification did not arrive"] and logs[0]["error"]
+    kept = journal.database.path.read_bytes()
+    assert "S3CRET" not in str(logs) and b"S3CRET" not in kept and b"no-such-host" not in kept
