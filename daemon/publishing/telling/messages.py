@@ -58,11 +58,11 @@ def best_of(target: Path) -> Json | None:
     """What to deploy of a published export: what its report recommends, else the smallest of those that passed, as the report has it."""
     try:
         report = json.loads(read_bounded(target / REPORT, MOST_BYTES))
+        rows = report.get("artifacts") if isinstance(report, dict) else None
+        there = {str(row.get("variant")): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
+        fit = [name for name, row in there.items() if row.get("verdict") == Verdict.PASSED and (target / name).is_dir()]
     except (OSError, ValueError, RecursionError):
         return None
-    rows = report.get("artifacts") if isinstance(report, dict) else None
-    there = {str(row.get("variant")): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
-    fit = [name for name, row in there.items() if row.get("verdict") == Verdict.PASSED and (target / name).is_dir()]
     named = text_at(report, "recommendation", "best", "variant")
     variant = named if named in fit else min(fit, key=lambda name: whole_at(there[name], "size_bytes") or 0, default=None)
     if variant is None:
