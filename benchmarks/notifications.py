@@ -23,6 +23,7 @@ from benchmarks import _common
 from daemon.config.settings import NotifySettings
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import enter_message
+from daemon.journal.rows import Notice
 from daemon.publishing.telling.notifier import Notifier
 
 LONGEST = 1800.0
@@ -112,7 +113,7 @@ def enter(journal: Journal, targets: Sequence[str], counts: Sequence[int]) -> No
 
     def write(c: Any) -> None:
         for number in range(max(counts)):
-            enter_message(c, "", "succeeded", f"message {number}", "An export ended.\n" * 10)
+            enter_message(c, "", Notice("succeeded", f"message {number}", "An export ended.\n" * 10))
         for target, count in zip(targets, counts, strict=True):
             c.execute("DELETE FROM delivery WHERE target = ? AND message > ?", (target, count))
 

@@ -1,4 +1,4 @@
-"""`ckptd config`: what counts, and where each value comes from. `ckptd notify-test`."""
+"""`ckptd config`: what counts, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
 from daemon.cli.parser.groups import place
 from daemon.cli.parser.parsing import Group
-from daemon.cli.views.markup import say, say_lines, terminal
+from daemon.cli.views.markup import say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
-from daemon.contract.language.catalog import to_translate, translated, translated_text
-from daemon.contract.language.lists import bracketed, labelled
+from daemon.contract.faults.secrets import PLAIN, SECTIONS, is_credential, shown
+from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.lists import bracketed
 from daemon.contract.language.lists import names as list_names
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
@@ -33,7 +33,6 @@ _ORIGINS = to_translate("default"), to_translate("command line"), to_translate("
 def register(verbs: typer.Typer) -> None:
     """Put the verbs of this module beside the others."""
     verbs.add_typer(app, name="config", **place("config", "ckptd config show --changed"))
-    verbs.command("notify-test", **place("notify-test", "ckptd notify-test"))(notify_test)
 
 
 def set_values(given: list[str] | None) -> None:
@@ -55,7 +54,7 @@ def set_values(given: list[str] | None) -> None:
 def _refuse_secret(key: str, value: str) -> None:
     """Raise UsageError for a secret on the command line, which every user of the machine can read while the command runs."""
     section, _, name = key.partition(".")
-    is_secret = section in SECTIONS and name not in ("on", "urls_file") and value not in ("", "[]")
+    is_secret = section in SECTIONS and name not in PLAIN and value not in ("", "[]")
     if is_secret or is_credential(key) or is_credential(value):
         what = f"a value of [{section}] may hold a secret" if is_secret else "an address of a service, or a key of one, is a secret"
         raise UsageError(
@@ -80,7 +79,7 @@ def show(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the effective values as TOML, each with its origin. Secrets in notify.urls are not printed."""
+    """Print the effective values as TOML, each with its origin. Secrets of notify are not printed."""
     from daemon.config import layers
     from daemon.config.suggestions import nearest
 
@@ -118,40 +117,6 @@ def _is_hidden(names: Names, wanted: Names) -> bool:
 
     above = {".".join(names[:depth]) for depth in range(1, len(names) + 1)}
     return bool(HIDDEN & above) and len(wanted) < 2
-
-
-def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Send a test message to each service.
-
-    To those of notify.urls; each answer is printed. Exit code 1: a service did not accept it.
-    """
-    import socket
-    import time
-
-    from daemon.journal.rows import Message
-    from daemon.publishing.telling.sender import Sender
-
-    receivers = load_settings(config, own_state=True).notify.receivers
-    if not receivers:
-        raise UsageError(
-            FaultCode.CONFIG_INVALID, "send a test message", "notify.urls is empty, and there is no notify.urls_file",
-            "add a service to one of them; see docs/configuration.md",
-        )  # fmt: skip
-    title, body = f"ckptd on {socket.gethostname()}: a test message", "Notifications of exports will arrive here."
-    message = Message(id=0, job="", kind="info", title=title, body=body, created=int(time.time()))
-    sender = Sender()
-    waiting = {receiver.place: sender.begin(receiver.url, message) for receiver in receivers}
-    while any(sending.poll() is None for sending in waiting.values()):
-        time.sleep(0.05)
-    answers = {place: outcome.error for place, sending in waiting.items() if (outcome := sending.poll()) is not None}
-    sender.end()
-    if json_:
-        print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
-    else:
-        for place, error in answers.items():
-            say(labelled(place, translated("delivered") if error is None else translated_text(error)))
-    if any(answers.values()):
-        raise typer.Exit(1)
 
 
 def _leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[Names, Any]]:

@@ -112,12 +112,13 @@ def _with_files(settings: Settings, *, needed: bool) -> tuple[Settings, list[str
     try:
         settings = settings.model_copy(update={"notify": settings.notify.with_file(needed=needed)})
     except ValueError as error:
-        problems.append(f"notify.urls_file: {error}")
+        problems.append(f"notify.{error}")
     try:
         settings = settings.model_copy(update={"page": settings.page.with_tokens(needed=needed)})
     except ValueError as error:
         problems.append(str(error))
-    keep([*(receiver.url for receiver in settings.notify.receivers), *settings.page.tokens])
+    told = [secret for receiver in settings.notify.receivers for secret in (receiver.url, receiver.secret) if secret]
+    keep([*told, *settings.page.tokens])
     return settings, problems
 
 

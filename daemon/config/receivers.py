@@ -1,14 +1,17 @@
-"""Who gets notifications: the services of `[notify]`, with URLs out of the configuration and out of a file for secrets.
+"""Who gets notifications: the services of `[notify]`, with URLs out of the configuration and out of files for secrets.
 
-Called when a configuration is loaded. The file keeps the URLs out of the configuration, and out of the reach of who may read that.
+Called when a configuration is loaded. The files keep URLs out of the configuration, and out of the reach of who may read that.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from daemon.contract.disk.files import read_bounded
 from daemon.contract.faults.secret_url import SecretUrl
@@ -19,6 +22,12 @@ CREDENTIAL = "notify-urls"
 MOST_BYTES = 1 << 16
 """Of a file with URLs."""
 MOST_URLS = 100
+SIGNING = "whsec_"
+"""What a secret begins with by which messages are signed, as Standard Webhooks has it; the rest is base64."""
+LEAST_SECRET, MOST_SECRET = 24, 64
+"""Bytes of such a secret."""
+Event = Literal["found", "succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered", "digest"]
+Kind = Literal["url", "webhook", "command", "heartbeat"]
 _URL = re.compile(r"[A-Za-z0-9+.-]{1,32}://.+")
 """What every URL of a service looks like to Apprise; whether there is such a service, only Apprise knows (`ckptd check`)."""
 
@@ -30,6 +39,24 @@ class Receiver:
     place: str
     """What people know it by, without its secrets: `notify.urls.0 (slack)`."""
     url: SecretUrl
+    """Of what it is; empty for a command."""
+    name: str = ""
+    """By which it stays the same, whatever else is changed; "": by its URL."""
+    kind: Kind = "url"
+    secret: SecretUrl | None = None
+    """By which messages to it are signed."""
+    command: tuple[str, ...] = ()
+    limit: float = 0.0
+    """Seconds that its command may run."""
+    minutes: float = 0.0
+    """Between two signs of life."""
+    on: frozenset[str] = frozenset()
+    """Events that it is told of."""
+    runs: tuple[str, ...] = ()
+    """Patterns of the runs that it is told of; none: all."""
+    quiet: str = ""
+    """Hours of the day in which it gets nothing else than `urgent`: "22:00-07:00"."""
+    urgent: frozenset[str] = frozenset()
 
 
 def place_of(key: str, number: int, url: SecretUrl) -> str:
@@ -90,6 +117,31 @@ def read(path: Path) -> tuple[SecretUrl, ...]:
     except ValueError:
         raise ValueError(f"the file is no plain file of at most {MOST_BYTES >> 10} KiB; write one Apprise URL a line") from None
     return urls_in(text)
+
+
+def read_one(path: Path) -> SecretUrl:
+    """The only URL of a file. Raises ValueError as `read`."""
+    urls = read(path)
+    if len(urls) != 1:
+        raise ValueError(f"the file has {len(urls)} URLs; write the target's only one")
+    return urls[0]
+
+
+def read_secret(path: Path) -> SecretUrl:
+    """The secret of a file by which messages are signed. Raises ValueError, whose text holds nothing of the file."""
+    made = f"make it: printf '{SIGNING}%s' \"$(openssl rand -base64 32)\" > FILE"
+    try:
+        secret = read_bounded(path, MOST_BYTES).decode("ascii").strip()
+        size = len(base64.b64decode(secret.removeprefix(SIGNING), validate=True))
+    except FileNotFoundError:
+        raise ValueError(f"there is no such file; {made}") from None
+    except OSError as error:
+        raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
+    except (ValueError, binascii.Error):
+        raise ValueError(f"the file is no secret of the form {SIGNING}BASE64; {made}") from None
+    if not secret.startswith(SIGNING) or not LEAST_SECRET <= size <= MOST_SECRET:
+        raise ValueError(f"the secret is not {SIGNING} and base64 of {LEAST_SECRET} to {MOST_SECRET} bytes; {made}")
+    return SecretUrl(secret)
 
 
 def urls_in(text: str) -> tuple[SecretUrl, ...]:

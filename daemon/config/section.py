@@ -24,6 +24,15 @@ class Section(BaseModel):
         return value
 
 
+WITHOUT_SECRETS = "without_secrets"
+"""Type of an error whose sentence has nothing of a value, so that it can be said of a secret too."""
+
+
+def refusal(sentence: LiteralString) -> PydanticCustomError:
+    """Return what a validator raises to say just this."""
+    return PydanticCustomError(WITHOUT_SECRETS, sentence)
+
+
 _NUMBERS: dict[Any, LiteralString] = {int: "int", float: "float", ByteSize: "byte_size"}
 """Types of settings that are numbers → what pydantic's errors about them begin with."""
 

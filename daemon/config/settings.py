@@ -30,13 +30,11 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from daemon.config import windows
 from daemon.config.cluster import ClusterSettings
 from daemon.config.environment import CommandLine, ListFriendlyEnv, short_names
+from daemon.config.notify import NotifySettings
 from daemon.config.page import PageSettings
 from daemon.config.places.states import own_state, state_of_service
-from daemon.config.receivers import Receiver, file_of, is_closed, place_of
-from daemon.config.receivers import read as read_urls
 from daemon.config.section import OptionalPath, Section
 from daemon.config.sources import over
-from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved
@@ -235,43 +233,6 @@ class ScheduleSettings(Section):
         if problem := windows.zone_problem(value):
             raise ValueError(problem)
         return value
-
-
-class NotifySettings(Section):
-    """`[notify]`: who gets notifications."""
-
-    urls: tuple[SecretUrl, ...] = ()
-    urls_file: OptionalPath = None
-    on: tuple[Literal["succeeded", "partial", "failed", "waiting", "disk_low"], ...] = (
-        "succeeded", "partial", "failed", "waiting", "disk_low",
-    )  # fmt: skip
-    _of_file: tuple[SecretUrl, ...] = PrivateAttr(default=())
-
-    @property
-    def receivers(self) -> tuple[Receiver, ...]:
-        """The services, those of the file last."""
-        keys = {"urls": self.urls, "urls_file": self._of_file}
-        return tuple(Receiver(place_of(key, number, url), url) for key, urls in keys.items() for number, url in enumerate(urls))
-
-    def wants(self, kind: str) -> bool:
-        """Whether anybody is to be told of this kind of event."""
-        return kind in self.on and bool(self.receivers)
-
-    def has_urls_of(self, other: NotifySettings) -> bool:
-        """Whether the configuration itself, without the file, names the same services."""
-        return self.urls == other.urls
-
-    def with_file(self, *, needed: bool = True) -> Self:
-        """The same with the URLs of `urls_file` or of the service manager's credential. Raises ValueError where it can't be used.
-
-        `needed`: False for who sends nothing: a file that this user may not read is then left out.
-        """
-        file = file_of(self.urls_file)
-        if file is not None and not needed and is_closed(file):
-            file = None
-        complete = self.model_copy()
-        complete._of_file = () if file is None else read_urls(file)
-        return complete
 
 
 class RetentionSettings(Section):

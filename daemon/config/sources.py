@@ -5,10 +5,19 @@ Imports nothing that takes long: `ckptd status` reads a configuration that need 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from daemon.contract.faults.secrets import SECTIONS, holds_secret, is_credential, keep, may_be_secret, name_shown
+from daemon.contract.faults.secrets import (
+    PLAIN,
+    PLAIN_OF_TARGETS,
+    SECTIONS,
+    holds_secret,
+    is_credential,
+    keep,
+    may_be_secret,
+    name_shown,
+)
 
 PREFIX = "CKPTD_"
 given_on_command_line: dict[str, str] = {}
@@ -53,10 +62,6 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-_NO_SECRETS = ("on", "urls_file")
-"""Keys of the sections with secrets that hold none, unless something is wrong with them."""
-
-
 _ADDRESSES = "page.peers"
 """A key with addresses of services that are no secret, as long as no user or token is in them."""
 
@@ -67,10 +72,7 @@ def keep_secrets(values: Mapping[str, Any]) -> None:
         if name not in SECTIONS:
             _keep_credentials(name, _without_addresses(name, value))
         elif isinstance(value, Mapping):
-            for key, item in value.items():
-                if key not in _NO_SECRETS or may_be_secret(item):
-                    keep(item)
-                _keep_credentials(key)
+            _keep_section(value, PLAIN)
         else:
             keep(value)
 
@@ -85,6 +87,18 @@ def _without_addresses(section: str, value: Any) -> Any:
 def _texts(value: Any) -> list[str]:
     each = value if isinstance(value, list | tuple) else [value]
     return [item for item in each if isinstance(item, str)]
+
+
+def _keep_section(values: Mapping[str, Any], plain: Collection[str]) -> None:
+    for key, item in values.items():
+        if key == "targets" and isinstance(item, list | tuple) and all(isinstance(table, Mapping) for table in item):
+            for table in item:
+                _keep_section(table, PLAIN_OF_TARGETS)
+        elif key == "command" and isinstance(item, list | tuple):
+            keep([word for word in item if may_be_secret(word)])
+        elif key not in plain or may_be_secret(item):
+            keep(item)
+        _keep_credentials(key)
 
 
 def _keep_credentials(*values: Any) -> None:

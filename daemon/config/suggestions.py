@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from daemon.config.section import WITHOUT_SECRETS
 from daemon.config.sources import PREFIX
 from daemon.contract.faults.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
 from daemon.contract.formats.mistakes import near
@@ -49,6 +50,8 @@ def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] 
             current = getattr(fields[part], "annotation", None)
         elif get_origin(current) is dict:
             current = get_args(current)[1]
+        elif get_origin(current) is tuple and isinstance(part, int):
+            current = get_args(current)[0]
         else:
             return None
     return current if isinstance(current, type) and issubclass(current, BaseModel | Record) else None
@@ -115,7 +118,7 @@ MOST_SHOWN = 120
 def _of_secret(item: ErrorDetails) -> str:
     """Why a value that may be a secret is not accepted, by its kind alone."""
     begin = item["type"].removeprefix("is_instance_").partition("_")[0]
-    if item["type"] in ("missing", "literal_error", "finite_number") or begin in ("greater", "less"):
+    if item["type"] in ("missing", "literal_error", "finite_number", WITHOUT_SECRETS) or begin in ("greater", "less"):
         return _plain(item)
     if begin in ("tuple", "list"):
         return f'{KINDS[begin]}: ["…"]'

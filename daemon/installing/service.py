@@ -126,6 +126,7 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     for folder in outside:
         _writable(plan, box.at(folder), owner, number)
     _readable(plan, box, settings, name, number, groups, wishes)
+    _note_closed(plan, box, settings, name, number, groups)
     urls = _closed(plan, box, ("notify.urls_file", settings.notify.urls_file), name, number, groups)
     token = _closed(plan, box, ("page.token_file", settings.page.token_file), name, number, groups)
     for folder in (PAGE.parent, LINK.parent):
@@ -268,6 +269,13 @@ def _readable(
     plan.actions += rights.granting(lacks, name)
 
 
+def _note_closed(plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...]) -> None:
+    """Note the files of notify.targets that the service's user may not read: systemd gives the service none of them."""
+    for key, path in settings.notify.files if os.geteuid() == 0 else ():
+        if not rights.may_read(box.at(path), user, groups):
+            plan.notes.append(f"{name} can't read {path} (notify.{key}): give it to that user, with mode 600")
+
+
 def _closed(plan: Plan, box: Box, secret: tuple[str, Path | None], name: str, user: int, groups: tuple[int, ...]) -> Path | None:
     """The file of a key with secrets where the service's user may not read it, so that systemd has to give it to the service."""
     key, file = secret
@@ -289,7 +297,7 @@ def _drop_ins(
         texts["output"] = unit_texts.drop_in("output", RequiresMountsFor=paths, ReadWritePaths=paths)
     if wishes.run_as:
         texts["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
-    if settings.notify.receivers or settings.notify.urls_file:
+    if settings.notify.receivers or settings.notify.urls_file or settings.notify.targets:
         given = {"LoadCredential": unit_texts.credential(CREDENTIAL, urls)} if urls else {}
         texts["notifications"] = unit_texts.drop_in("notifications", **given)
     address = settings.page.address

@@ -17,7 +17,7 @@ from daemon.contract.jobs.options import Work
 from daemon.journal.file.database import Database
 from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
-from daemon.journal.rows import JobRow, Lane, job_of, now
+from daemon.journal.rows import JobRow, Lane, Notice, job_of, now
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
 
@@ -44,6 +44,8 @@ class NewJob:
     """What the checkpoint's directory looked like when it was taken."""
     warnings: Sequence[str] = ()
     """What the report says beside the stages' own warnings."""
+    notice: Notice | None = None
+    """What is told of it."""
 
 
 class Jobs:
@@ -85,6 +87,8 @@ class Jobs:
             if supersede and not fault:
                 _supersede_older(c, checkpoint)
             record_sighting(c, checkpoint.path, job.fingerprint, "damaged" if fault else "taken", job.id)
+            if job.notice:
+                enter_message(c, job.id, job.notice)
             return True
 
         return self._database.write("add-job", add)
@@ -225,8 +229,8 @@ class Jobs:
 
         return self._database.write("reconfigure", change)
 
-    def finish(self, job: str, state: str, message: tuple[str, str] | None, reason: str | None = None) -> bool:
-        """running → ended, and its notification (title, body) into the outbox, in one commit. `reason`: why nothing was published.
+    def finish(self, job: str, state: str, notice: Notice | None, reason: str | None = None) -> bool:
+        """running → ended, and its notification into the outbox, in one commit. `reason`: why nothing was published.
 
         False, and nothing is recorded, where the job has been superseded or cancelled meanwhile.
         """
@@ -235,8 +239,8 @@ class Jobs:
             row = (state, now(), reason, job)
             if not c.execute("UPDATE job SET state = ?, ended = ?, reason = ? WHERE id = ? AND state = 'running'", row).rowcount:
                 return False
-            if message:
-                enter_message(c, job, state, *message)
+            if notice:
+                enter_message(c, job, notice)
             return True
 
         return self._database.write("finish-job", finish)

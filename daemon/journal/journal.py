@@ -12,6 +12,7 @@ from daemon.journal.attempts import Attempts
 from daemon.journal.controls import Controls
 from daemon.journal.file.database import Database
 from daemon.journal.jobs import Jobs
+from daemon.journal.letters import Letters
 from daemon.journal.outbox import Outbox
 from daemon.journal.sightings import Sightings
 from daemon.journal.stages import Stages
@@ -28,6 +29,7 @@ class Journal:
         self.sightings = Sightings(self.database)
         self.controls = Controls(self.database)
         self.outbox = Outbox(self.database)
+        self.letters = Letters(self.database)
 
     def close(self) -> None:
         """Close the file."""

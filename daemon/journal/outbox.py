@@ -1,30 +1,37 @@
 """The journal's outbox: notifications, whom each is for, and what became of each for each of those.
 
-A part of `daemon.journal.journal.Journal`; each method is one transaction. Called by the notifier; `Jobs.finish` enters messages. A target
-is one URL of `notify.urls`, known here by its digest alone. A message is for the targets that there are when it is entered, and no others.
+A part of `daemon.journal.journal.Journal`; each method is one transaction. Called by the notifier; `Jobs` enters messages. A target is one
+of `notify.targets` or one URL of `notify.urls`, known here by its digest alone. A message is for those of the targets that there are when
+it is entered that want to be told of it, and no others.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
+from daemon.contract.values import Json
 from daemon.journal.file.database import Database
-from daemon.journal.rows import Message, now
+from daemon.journal.rows import Message, Notice, now
 
 SALT = "notify-salt"
 """Row of the table `control` that holds the random key of the targets' digests, in hexadecimal."""
 _UNADDRESSED = "state = 'pending' AND NOT EXISTS (SELECT 1 FROM delivery WHERE delivery.message = outbox.id)"
 
 _FIRST = (
-    "SELECT t.digest, t.failures, d.attempts, o.id, o.job, o.kind, o.title, o.body,"
+    "SELECT t.digest, t.failures, d.attempts, o.id, o.job, o.kind, o.title, o.body, o.about,"
     " COALESCE(CAST(strftime('%s', o.created) AS INTEGER), 0) created FROM target t CROSS JOIN delivery d ON d.target = t.digest"
-    " AND d.state = 'pending' AND d.message = (SELECT min(message) FROM delivery WHERE target = t.digest AND state = 'pending')"
+    " AND d.state = 'pending' AND d.message ="
+    " (SELECT min(message) FROM delivery WHERE target = t.digest AND state = 'pending' AND carrier IS NULL)"
     " JOIN outbox o ON o.id = d.message"
 )
-"""The oldest message that waits for each target. CROSS JOIN: SQLite would go through all that waits and ask each row for its target."""
+"""The oldest message that waits for each target and is not held.
+
+CROSS JOIN: SQLite would go through all that waits and ask each row for its target."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,11 @@ class Target:
     """A service that is told, as the journal knows it."""
 
     digest: str
-    """Keyed digest of its URL."""
+    """Of its name, or (keyed) of its URL."""
     place: str
     """What people know it by, without secrets: `notify.urls.0 (slack)`."""
+    wants: str = "{}"
+    """What it is told of: JSON with `on` (events) and `runs` (patterns); without them everything."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +94,15 @@ class Outbox:
             dropped = [Dropped(place, _end_all(c, digest, "dropped")) for digest, place in gone]
             c.executemany("DELETE FROM target WHERE digest = ?", [(digest,) for digest, _ in gone])
             c.executemany(
-                "INSERT INTO target (digest, place) VALUES (?, ?)"
-                " ON CONFLICT (digest) DO UPDATE SET place = excluded.place, next_at = 0",
-                [(target.digest, target.place) for target in targets],
+                "INSERT INTO target (digest, place, wants) VALUES (?, ?, ?)"
+                " ON CONFLICT (digest) DO UPDATE SET place = excluded.place, wants = excluded.wants, next_at = 0",
+                [(target.digest, target.place, target.wants) for target in targets],
             )  # fmt: skip
             if not targets and (count := c.execute(f"UPDATE outbox SET state = 'abandoned' WHERE {_UNADDRESSED}").rowcount):
                 dropped.append(Dropped("nobody", count))
-            c.execute(f"INSERT INTO delivery (message, target) SELECT id, digest FROM outbox, target WHERE outbox.{_UNADDRESSED}")
+            for row in c.execute(f"SELECT id, kind, about FROM outbox WHERE {_UNADDRESSED}").fetchall():
+                if not _address(c, row["id"], row["kind"], json.loads(row["about"])):
+                    c.execute("DELETE FROM outbox WHERE id = ?", (row["id"],))
             return [entry for entry in dropped if entry.messages]
 
         return self._database.write("adopt-targets", adopt)
@@ -113,7 +124,8 @@ class Outbox:
     def next_due(self) -> float | None:
         """When the next target's time comes; None where nothing waits."""
         due = self._database.read(
-            "SELECT min(next_at) FROM target WHERE EXISTS (SELECT 1 FROM delivery WHERE target = digest AND state = 'pending')"
+            "SELECT min(next_at) FROM target WHERE EXISTS"
+            " (SELECT 1 FROM delivery WHERE target = digest AND state = 'pending' AND carrier IS NULL)"
         )[0][0]
         return None if due is None else float(due)
 
@@ -142,8 +154,12 @@ class Outbox:
 
     def undelivered(self, target: str, error: str, next_at: float) -> None:
         """An attempt at a target failed; what waits for it is tried again at `next_at`."""
-        self._database.write("undelivered", lambda c: c.execute(
-            "UPDATE target SET failures = failures + 1, last_error = ?, next_at = ? WHERE digest = ?", (error[:500], next_at, target),
+        self._database.write("undelivered", lambda c: _note_failure(c, target, error, next_at))
+
+    def answered(self, target: str) -> None:
+        """A target that had failed is well."""
+        self._database.write("target-answered", lambda c: c.execute(
+            "UPDATE target SET failures = 0, last_error = NULL WHERE digest = ?", (target,),
         ))  # fmt: skip
 
     def looked_at(self, target: str, error: str | None, never: str) -> None:
@@ -164,41 +180,83 @@ class Outbox:
         """
 
         def give_up(c: sqlite3.Connection) -> int:
-            c.execute(
-                "UPDATE target SET failures = failures + 1, last_error = ?, next_at = ? WHERE digest = ?", (error[:500], next_at, target)
-            )
+            _note_failure(c, target, error, next_at)
             also = "AND (message = ? OR message IN (SELECT id FROM outbox WHERE CAST(strftime('%s', created) AS INTEGER) < ?))"
-            return _end_all(c, target, "abandoned", also, (message, older_than))
+            return _end_all(c, target, "abandoned", also, (message, older_than), error)
 
         return self._database.write("give-up", give_up)
 
-    def announce(self, occasion: str, kind: str, title: str, body: str) -> bool:
+    def announce(self, occasion: str, notice: Notice) -> bool:
         """A notification that belongs to no job, once for each `occasion`; says whether it is new."""
 
         def add(c: sqlite3.Connection) -> bool:
             name = f"announced:{occasion}"
             if not c.execute("INSERT OR IGNORE INTO control (name, value, at) VALUES (?, '', ?)", (name, now())).rowcount:
                 return False
-            enter_message(c, "", kind, title, body)
+            enter_message(c, "", notice)
             return True
 
         return self._database.write("announce", add)
+
+    def changed(self, condition: str, state: str, notice: Notice | None) -> bool:
+        """A condition is in this state now; says whether it was in another one, and enters the notification of that where there is one.
+
+        The state is remembered over restarts; "" is that of a condition of which nothing was said.
+        """
+        name = f"condition:{condition}"
+
+        def change(c: sqlite3.Connection) -> bool:
+            row = c.execute("SELECT value FROM control WHERE name = ?", (name,)).fetchone()
+            if (row[0] if row else "") == state:
+                return False
+            c.execute("INSERT OR REPLACE INTO control (name, value, at) VALUES (?, ?, ?)", (name, state, now()))
+            if notice is not None:
+                enter_message(c, "", notice)
+            return True
+
+        return self._database.write("condition-changed", change)
+
+    def state_of(self, condition: str) -> str:
+        """What `changed` was told of a condition last; "" where nothing was."""
+        rows = self._database.read("SELECT value FROM control WHERE name = ?", f"condition:{condition}")
+        return str(rows[0][0]) if rows else ""
 
     def hasten(self) -> None:
         """Every target may be tried now."""
         self._database.write("hasten-messages", lambda c: c.execute("UPDATE target SET next_at = 0"))
 
 
-def enter_message(c: sqlite3.Connection, job: str, kind: str, title: str, body: str) -> None:
-    """Inside a transaction: a message for all targets that there are; one without any waits for the next `Outbox.adopt`."""
+def enter_message(c: sqlite3.Connection, job: str, notice: Notice) -> None:
+    """Inside a transaction: a message for all targets that want it; one without any target waits for the next `Outbox.adopt`."""
+    about = json.dumps(dict(notice.about), ensure_ascii=False) if notice.about else "{}"
     message = c.execute(
-        "INSERT INTO outbox (job, kind, title, body, created) VALUES (?,?,?,?,?)", (job, kind, title, body, now())
+        "INSERT INTO outbox (job, kind, title, body, about, created) VALUES (?,?,?,?,?,?)",
+        (job, notice.kind, notice.title, notice.body, about, now()),
     ).lastrowid
-    c.execute("INSERT INTO delivery (message, target) SELECT ?, digest FROM target", (message,))
+    assert message is not None
+    if not _address(c, message, notice.kind, notice.about) and c.execute("SELECT 1 FROM target LIMIT 1").fetchone():
+        c.execute("DELETE FROM outbox WHERE id = ?", (message,))
+
+
+def wants(target: str, events: Collection[str], run: str | None) -> bool:
+    """Whether a target (`Target.wants`) is told of something. What concerns no run is told whatever the target's runs are."""
+    wanted = json.loads(target)
+    on, runs = wanted.get("on"), wanted.get("runs")
+    return (on is None or not set(on).isdisjoint(events)) and (
+        not runs or run is None or any(fnmatchcase(run, pattern) for pattern in runs)
+    )
+
+
+def _address(c: sqlite3.Connection, message: int, kind: str, about: Json) -> bool:
+    """Let all who want a message get it; says whether somebody does."""
+    events, run = about.get("events") or (kind,), about.get("run")
+    those = [(message, row["digest"]) for row in c.execute("SELECT digest, wants FROM target") if wants(row["wants"], events, run)]
+    c.executemany("INSERT INTO delivery (message, target) VALUES (?, ?)", those)
+    return bool(those)
 
 
 def _due(row: sqlite3.Row) -> Due:
-    message = Message(row["id"], row["job"], row["kind"], row["title"], row["body"], row["created"])
+    message = Message(row["id"], row["job"], row["kind"], row["title"], row["body"], row["created"], json.loads(row["about"]))
     return Due(row["digest"], message, row["attempts"], row["failures"])
 
 
@@ -206,23 +264,36 @@ def _claim(c: sqlite3.Connection, message: int, target: str) -> None:
     c.execute("UPDATE delivery SET attempts = attempts + 1 WHERE message = ? AND target = ?", (message, target))
 
 
-def _end(c: sqlite3.Connection, message: int, target: str, state: str) -> None:
-    """A delivery has ended, and with the last one its message."""
+def _note_failure(c: sqlite3.Connection, target: str, error: str, next_at: float) -> None:
+    c.execute("UPDATE target SET failures = failures + 1, last_error = ?, next_at = ? WHERE digest = ?", (error[:500], next_at, target))
+
+
+def _end(c: sqlite3.Connection, message: int, target: str, state: str, error: str | None = None) -> None:
+    """A delivery has ended, with those that it stands for; and with the last one of a message the message."""
     c.execute(
-        "UPDATE delivery SET state = ?, ended = ? WHERE message = ? AND target = ? AND state = 'pending'", (state, now(), message, target)
+        "UPDATE delivery SET state = ?, ended = ?, error = ? WHERE message = ? AND target = ? AND state = 'pending'",
+        (state, now(), error and error[:500], message, target),
     )
+    conclude(c, message)
+    for row in c.execute(
+        "SELECT message FROM delivery WHERE target = ? AND carrier = ? AND state = 'pending'", (target, message)
+    ).fetchall():
+        _end(c, row[0], target, state, error)
+
+
+def conclude(c: sqlite3.Connection, message: int) -> None:
+    """Give a message the state that follows from its deliveries."""
     left = {str(row[0]) for row in c.execute("SELECT DISTINCT state FROM delivery WHERE message = ?", (message,))}
-    if "pending" not in left:
-        good = "delivered" in left and "abandoned" not in left
-        c.execute(
-            "UPDATE outbox SET state = ?, delivered = ? WHERE id = ?",
-            ("delivered" if good else "abandoned", now() if good else None, message),
-        )  # fmt: skip
+    good = "delivered" in left and "abandoned" not in left
+    state = "pending" if "pending" in left else "delivered" if good else "abandoned"
+    c.execute("UPDATE outbox SET state = ?, delivered = ? WHERE id = ?", (state, now() if state == "delivered" else None, message))
 
 
-def _end_all(c: sqlite3.Connection, target: str, state: str, also: str = "", values: tuple[object, ...] = ()) -> int:
+def _end_all(
+    c: sqlite3.Connection, target: str, state: str, also: str = "", values: tuple[object, ...] = (), error: str | None = None
+) -> int:
     """End what waits for a target; gives how many those were."""
     rows = c.execute(f"SELECT message FROM delivery WHERE target = ? AND state = 'pending' {also}", (target, *values)).fetchall()
     for row in rows:
-        _end(c, row[0], target, state)
+        _end(c, row[0], target, state, error)
     return len(rows)

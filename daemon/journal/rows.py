@@ -6,6 +6,7 @@ import functools
 import json
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +15,7 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef, StageResult
 from daemon.contract.jobs.terms import Terms, terms_of
 from daemon.contract.light import dataclass
+from daemon.contract.values import Json
 
 if TYPE_CHECKING:
     from daemon.contract.jobs.options import Work
@@ -141,6 +143,23 @@ class AttemptRow:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """What is to be told of an event."""
+
+    kind: str
+    """The event."""
+    title: str
+    body: str
+    about: Json = field(default_factory=dict)
+    """For programs: "events" (those that it is about, where there are more than `kind`), "run", and what else there is to know."""
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        """The events that it is about."""
+        return tuple(map(str, self.about.get("events") or (self.kind,)))
+
+
+@dataclass(frozen=True)
 class Message:
     """A notification of the outbox."""
 
@@ -151,6 +170,10 @@ class Message:
     body: str
     created: int
     """Seconds since the epoch."""
+    about: Json = field(default_factory=dict)
+    """What programs are told of it: see `Notice`."""
+    key: str = ""
+    """What names it to one target, the same at each attempt."""
 
 
 def fault_of(text: str | None) -> Fault | None:

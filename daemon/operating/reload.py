@@ -16,7 +16,7 @@ from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import SECTIONS, censored
+from daemon.contract.faults.secrets import PLAIN, SECTIONS, censored
 from daemon.contract.faults.text import local_time, one_line
 from daemon.operating.monitoring.live import read_live
 from daemon.system.elsewhere import refuse_elsewhere
@@ -58,24 +58,19 @@ def changes(old: Settings, new: Settings) -> tuple[str, ...]:
     if any(key.startswith(_DECIDES) for key in direct):
         keys = direct  # what follows from these for each variant is in `ckptd config show validate.thresholds`
     lines = [f"{key}: {_said(key, before.get(key))} → {_said(key, after.get(key))}" for key in keys if not _is_secret(key)]
-    if not old.notify.has_urls_of(new.notify):
-        lines.append("notify.urls: changed")
-    elif old.notify.receivers != new.notify.receivers and "notify.urls_file" not in keys:
-        lines.append("notify.urls_file: what it holds changed")
+    lines += old.notify.differences(new.notify)
     if not old.page.has_tokens_of(new.page) and not {"page.token_file", "page.peer_tokens"} & {*keys}:
         lines.append("page.token_file: what it, or the file of page.peer_tokens, holds changed")
     return tuple(censored(line) for line in lines)
 
 
 _DERIVED, _DECIDES = "validate.thresholds.", ("validate.limits", "validate.strictness")
-_SHOWN = ("notify.on", "notify.urls_file")
-"""Keys of the sections with secrets that hold none."""
 _MOST_SHOWN = 100
 """Characters of a value that a line shows."""
 
 
 def _is_secret(key: str) -> bool:
-    return key.partition(".")[0] in SECTIONS and key not in _SHOWN
+    return key.partition(".")[0] in SECTIONS and key.partition(".")[2] not in PLAIN
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from daemon.contract.version import __version__
 from daemon.journal.rows import now
 from daemon.operating import last_end, systemd
 from daemon.operating.announcements import Announcements
+from daemon.operating.daily import Daily
 from daemon.operating.diagnosis import packages
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.engine import Engine, engine
@@ -34,6 +35,7 @@ from daemon.operating.monitoring.metrics.table import TICK_SECONDS
 from daemon.operating.outward import PageFactory, Serving
 from daemon.operating.reload import changed_for_good, changes, reread
 from daemon.operating.ticks import Ticks
+from daemon.operating.well_being import WellBeing, why_stuck
 from daemon.publishing.keeping import begin
 from daemon.publishing.telling.notifier import Notifier
 from daemon.running.attempts.executor import Executor
@@ -66,6 +68,8 @@ ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURN
 """Errors that a full disk accounts for."""
 INTEGRITY_SECONDS = 24 * 3600.0
 """Between checks of all of the journal: what it reads is checked anyway, and one that is damaged is rebuilt at the next start."""
+DIGEST_SECONDS = 30.0
+"""Between looks whether it is time for the daily digest."""
 BACKUP_SECONDS = 6 * 3600.0
 """Between backups of the journal. What is newer than the last is rebuilt from the disk."""
 
@@ -116,6 +120,11 @@ class Daemon:
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
         self._page = page(self._serving()) if page else None
         self._announcements.tell_rebuilding(self._maintenance.state())
+        self._announcements.tell_last_end(self._last_end)
+        self._well_being = WellBeing(self._announcements, lambda: why_stuck(parts.settings.notify, parts.journal, parts.runner))
+        self._notifier.heartbeats.well = self._well_being.is_well
+        self._digest_complaints = Complaints(log, "the daily digest")
+        self._daily = Daily(parts.journal, self._notifier.wake)
         self._say_last_end()
 
     def _serving(self) -> Serving:
@@ -153,6 +162,7 @@ class Daemon:
             self._expose()
         return Ticks({
             **(metrics_tick if self._is_measured() else {}),
+            **({"digest": (DIGEST_SECONDS, self._tell_digest)} if settings.notify.wants("digest") else {}),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
             "integrity": (INTEGRITY_SECONDS, self._maintenance.check_integrity),
             "backup": (BACKUP_SECONDS, self._maintenance.back_up),
@@ -250,6 +260,7 @@ class Daemon:
             "the ticks": self._look_at_threads,
             "the page": self._look_at_page,
             "the live file": self._write_live,
+            "the condition": lambda: self._well_being.look(self.condition()),
             "the notifier": self._hint_notifier,
             "the watchdog": self._feed_watchdog,
         }
@@ -428,6 +439,9 @@ class Daemon:
             "full" if disks else "unwell" if unwell else "healthy", tuple(unwell), starved=tuple(starved_sentences(self._parts.runner)),
             deaths=tuple(deaths), last_end=self._last_end, places=self._disks.places, disks=disks, page=page,
         )  # fmt: skip
+
+    def _tell_digest(self) -> None:
+        self._digest_complaints.during(lambda: self._daily.tick(self._parts.settings.notify.digest_at))
 
     def _write_journal(self) -> None:
         if self._complaints.during(self._parts.journal.controls.heartbeat):

@@ -28,9 +28,10 @@ from daemon.publishing.keeping import Scope, begin
 from daemon.publishing.lending import PUBLISH
 from daemon.publishing.links import ByQuality
 from daemon.publishing.moving import move_elsewhere
-from daemon.publishing.publication import Published, publish_job, top_of
+from daemon.publishing.publication import publish_job, top_of
 from daemon.publishing.retention import prune
 from daemon.publishing.run_figures import published_of
+from daemon.publishing.telling import messages
 from daemon.running.parts import Parts
 from daemon.system.logger import Logger
 
@@ -141,8 +142,9 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     try:
         access, select = access_of(job, settings.output), settings.select
         by_quality = ByQuality(select.best_variant, published_of(journal, job)) if select.best_by == "quality" else None
+        facts = journal.attempts.facts(job, stages)
         published = publish_job(
-            job, journal.attempts.facts(job, stages), stages, paths, keep_rejected=settings.output.keep_rejected, access=access,
+            job, facts, stages, paths, keep_rejected=settings.output.keep_rejected, access=access,
             by_quality=by_quality,
         )  # fmt: skip
     except CkptdError as error:
@@ -156,8 +158,10 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
         gone = away.fault_of_whole(paths.output, operation) if away.is_away(error) else None
         return gone or from_oserror(error, operation, str(paths.output)).fault
-    message = _message(job, stages, published) if settings.notify.wants(published.state) else None
-    if not journal.jobs.finish(job.id, published.state, message):
+    notice = None
+    if settings.notify.wants(published.state, "rejected"):
+        notice = messages.ended(job, stages, published.state, published.target, published.checks, facts.work.validation)
+    if not journal.jobs.finish(job.id, published.state, notice if notice and settings.notify.wants(*notice.events) else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
         "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
@@ -181,9 +185,8 @@ def removes(rules: RetentionSettings, paths: Paths) -> bool:
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:
     """End a job whose export can't be published before a person decides; `ckptd queue retry` goes on with what is finished."""
     sentence = fault.sentence()
-    message = (f"{job.checkpoint.run} {job.checkpoint.label}: not published", sentence)
-    wanted = settings.notify.wants("failed")
-    if journal.jobs.finish(job.id, "failed", message if wanted else None, reason=sentence):
+    notice = messages.refused(job, fault) if settings.notify.wants("failed") else None
+    if journal.jobs.finish(job.id, "failed", notice, reason=sentence):
         log.error(sentence, event_id=Event.EXPORT_REFUSED, code=fault.code, target=str(job.target))
 
 
@@ -199,15 +202,6 @@ def refuse_early(job: JobRow, journal: Journal, paths: Paths, settings: Settings
             journal.stages.end(job.id, stage.name, "skipped", fault)
     _end_refused(job, fault, journal, settings)
     return True
-
-
-def _message(job: JobRow, stages: Mapping[str, StageRow], published: Published) -> tuple[str, str]:
-    """Title and body of the notification."""
-    place = f"final (step {job.checkpoint.step})" if job.checkpoint.ending else f"step {job.checkpoint.step}"
-    title = f"{job.checkpoint.run} {place}: {published.state}"
-    lines = [f"{check.variant}: {check.verdict}" + (f" ({check.reasons[0]})" if check.reasons else "") for check in published.checks]
-    lines += [stage.fault.sentence() for stage in stages.values() if stage.fault and stage.state == "failed"]
-    return title, "\n".join([*lines, f"Export: {published.target}"])
 
 
 def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: Settings) -> None:

@@ -29,14 +29,14 @@ from tests.service import Service
 
 STEERING = {
     ("status",): 0, ("status", "--json"): 0, ("list",): 0, ("list", "--json"): 0, ("logs",): 0,
-    ("queue", "pause"): 0, ("queue", "resume"): 0,
+    ("queue", "pause"): 0, ("queue", "resume"): 0, ("notify", "list"): 0, ("notify", "resend"): 0,
     ("show", "x"): "no job's id begins", ("queue", "cancel", "x"): "no job's id begins", ("queue", "pause", "x"): "no job's id begins",
     ("queue", "resume", "x"): "no job's id begins", ("queue", "first", "x"): "no job's id begins",
     ("compare", "x", "y"): "no job id begins with",
 }  # fmt: skip
 """Verbs that need a state directory alone → what they end with here."""
 OTHERS = {
-    "run", "export", "explain", "check", "formats", "quality", "demo", "reload", "verify", "prune", "notify-test", "init",
+    "run", "export", "explain", "check", "formats", "quality", "demo", "reload", "verify", "prune", "init",
     "install-service", "config", "toolchain", "bench", "convert", "version",
 }  # fmt: skip
 """Verbs that work by the configuration itself, or need none."""

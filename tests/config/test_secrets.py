@@ -299,7 +299,7 @@ def test_who_asks_about_the_daemon_needs_no_right_to_read_the_addresses(
     file = tmp_path / "urls"
     file.write_text("slack://owner\n")
     config = write(f'[notify]\nurls_file = "{file}"\n')
-    monkeypatch.setattr("daemon.config.settings.is_closed", lambda path: path == file)  # root may read everything
+    monkeypatch.setattr("daemon.config.notify.is_closed", lambda path: path == file)  # root may read everything
     assert load(config, sends=False).notify.receivers == () and len(load(config).notify.receivers) == 1
     monkeypatch.undo()
     assert len(load(config, sends=False).notify.receivers) == 1
@@ -308,7 +308,7 @@ def test_who_asks_about_the_daemon_needs_no_right_to_read_the_addresses(
 def test_who_is_told_of_what_counts_the_addresses_of_the_file(write: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "urls").write_text("slack://owner\n")
     notify = load(write(f'[notify]\nurls_file = "{tmp_path / "urls"}"\non = ["failed", "waiting"]\n')).notify
-    assert notify.wants("failed") and notify.wants("waiting") and not notify.wants("disk_low")
+    assert notify.wants("failed") and notify.wants("stuck") and not notify.wants("disk_low")
     assert not load(write("")).notify.wants("failed")
     asked = {
         path.name for path in (Path(__file__).parents[2] / "daemon").rglob("*.py") if re.search(r"notify\.urls\b(?!_file)", code_of(path))

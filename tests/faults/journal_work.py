@@ -12,7 +12,7 @@ from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptId
+from daemon.journal.rows import AttemptId, Notice
 from tests.faults.forks import tell
 from tests.journal.conftest import enter, reference
 
@@ -36,7 +36,7 @@ STEPS: list[tuple[str, Callable[[Journal], object]]] = [
     ("claim 2", lambda journal: claim(journal, 2)),
     ("settle 2", lambda journal: settle(journal, 2, StageResult(outcome=Outcome.SUCCEEDED, warnings=("w" * 9000,)), "succeeded")),
     ("enter another", lambda journal: enter(journal, "another", reference(5))),
-    ("finish", lambda journal: journal.jobs.finish("job", "succeeded", ("title", "body"))),
+    ("finish", lambda journal: journal.jobs.finish("job", "succeeded", Notice("succeeded", "title", "body"))),
 ]
 
 

@@ -17,7 +17,7 @@ from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.journal.attempts import Intent
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptId
+from daemon.journal.rows import AttemptId, Notice
 from daemon.operating.integrity.fsck import Findings, examine
 from daemon.publishing.exchange.swap import start_afresh
 from daemon.publishing.publication import ExportPart, assemble
@@ -105,7 +105,7 @@ class World:
     def finish(self, job: str) -> Path:
         """A job from wherever it is to its end."""
         target = self.publish(job)
-        assert self.journal.jobs.finish(job, "succeeded", ("title", "body"))
+        assert self.journal.jobs.finish(job, "succeeded", Notice("succeeded", "title", "body"))
         self.tidy(job)
         return target
 

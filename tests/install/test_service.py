@@ -376,3 +376,18 @@ def test_values_are_written_so_that_systemd_reads_them_as_they_are(tmp_path: Pat
                 [tool, "--man=no", "verify", str(tmp_path / "ckptd.service")], capture_output=True, text=True, check=False
             )
             assert not complaints(done.stderr), done.stderr
+
+
+def test_a_target_gives_the_service_the_network_and_a_closed_file_of_its_secret_is_said(box: Path, folder: Path) -> None:
+    secret = folder / "own" / "secret"  # read on this box, and asked about in the tree
+    theirs = box / secret.relative_to("/")
+    for path in (secret, theirs):
+        path.parent.mkdir(parents=True)
+        path.write_text("whsec_" + "UzNDUkVU" * 5)
+    theirs.chmod(0o600)
+    configure(box, f'[[notify.targets]]\nname = "hook"\nwebhook = "https://host/S3CRET"\nsecret_file = "{secret}"\n')
+    done = install(box)
+    assert done.returncode == 0, done.stderr
+    assert (box / UNITS / "ckptd.service.d/notifications.conf").exists()
+    assert f"ckptd can't read {secret} (notify.targets.hook.secret_file)" in done.stdout + done.stderr
+    assert "S3CRET" not in done.stdout + done.stderr and "UzND" not in done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """A journal of the schema before is brought up to date with everything in it, at once or not at all.
 
-Schema 2 is made up here: there is none yet, and the first one must find all of this at work.
+The next schema is made up here: it must find all of this at work.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Dropped, Target
 from daemon.journal.overview import seen_as
+from daemon.journal.rows import Notice
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.integrity.maintenance import open_journal
 from daemon.operating.monitoring.status import find, snapshot
@@ -39,6 +40,8 @@ ALTER TABLE job ADD COLUMN mood TEXT NOT NULL DEFAULT 'good';
 INSERT INTO transition (kind, old, new) VALUES ('job', 'superseded', 'pending');
 UPDATE attempt SET strategy = 'was:' || strategy;
 """
+NOW = sql.schema_version()
+NEXT = NOW + 1
 TABLES = ("seen", "lost", "job", "stage", "attempt", "measured", "outbox", "target", "delivery", "control")
 FILL = """
 INSERT INTO attempt (job, stage, number, strategy, folder, staging, executor_id, started)
@@ -65,7 +68,7 @@ Journal(Path(sys.argv[1])).close()
 
 @pytest.fixture
 def old(file: Path) -> Path:
-    """A journal of schema 1, with rows in every table."""
+    """A journal of the present schema, with rows in every table."""
     journal = Journal(file)
     enter(journal)
     journal.close()
@@ -76,9 +79,9 @@ def old(file: Path) -> Path:
 
 @pytest.fixture
 def later(old: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This ckptd works with schema 2, and finds `old` as the version before left it."""
+    """This ckptd works with the next schema, and finds `old` as the version before left it."""
     integrity.expected.cache_clear()
-    monkeypatch.setattr(sql, "MIGRATIONS", [MADE_UP])
+    monkeypatch.setattr(sql, "MIGRATIONS", [*sql.MIGRATIONS, MADE_UP])
     yield
     integrity.expected.cache_clear()
 
@@ -89,7 +92,7 @@ def version(file: Path) -> int:
 
 
 def contents(file: Path, but: frozenset[str] = frozenset()) -> dict[str, list[tuple[object, ...]]]:
-    """All rows of the tables of schema 1, in their columns of schema 1."""
+    """All rows of the tables of the present schema, in its columns."""
     with closing(sqlite3.connect(file)) as raw:
         listed: dict[str, list[tuple[object, ...]]] = {}
         for table in TABLES:
@@ -99,7 +102,7 @@ def contents(file: Path, but: frozenset[str] = frozenset()) -> dict[str, list[tu
 
 
 def opened(file: Path, fault: str = "") -> subprocess.Popen[bytes]:
-    """Open the journal by schema 2 in another process."""
+    """Open the journal by the next schema in another process."""
     return subprocess.Popen(
         [sys.executable, "-c", OPEN, str(file)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "CKPTD_FAULT": fault}
     )
@@ -125,9 +128,9 @@ def test_every_row_is_there_after_an_upgrade_and_a_backup_of_before(old: Path, t
     assert journal.database.check(full=True) == []
     assert [attempt.strategy for attempt in journal.attempts.open()] == ["was:default"]
     journal.close()
-    assert (contents(old, new), version(old)) == (before, 2)
-    backup = paths.backups / "before-schema-2.sqlite3"
-    assert (version(backup), contents(backup)) == (1, everything)
+    assert (contents(old, new), version(old)) == (before, NEXT)
+    backup = paths.backups / f"before-schema-{NEXT}.sqlite3"
+    assert (version(backup), contents(backup)) == (NOW, everything)
 
 
 @pytest.mark.usefixtures("later")
@@ -174,14 +177,14 @@ def test_a_journal_of_an_unknown_schema_is_refused_by_all_in_one_sentence_and_le
         with pytest.raises(UsageError) as caught:
             look()
         assert caught.value.fault.code == "journal-version"
-        assert caught.value.fault.cause == "another version of ckptd wrote it (schema 2; this ckptd knows schema 1)"
+        assert caught.value.fault.cause == f"another version of ckptd wrote it (schema {NEXT}; this ckptd knows schema {NOW})"
         assert caught.value.fault.remedy == "install the version that wrote it, or name another state.directory"
     assert old.read_bytes() == bytes_before
     assert not list(tmp_path.glob("journal.damaged-*"))
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, NEXT])
 def test_a_migration_that_is_killed_at_its_commit_has_happened_or_not_and_goes_on(  # R6.5
     old: Path, later: None, number: int, place: str
 ) -> None:
@@ -191,23 +194,23 @@ def test_a_migration_that_is_killed_at_its_commit_has_happened_or_not_and_goes_o
     assert version(old) == (number if place == "after" else number - 1)
     journal = Journal(old)
     assert journal.database.check(full=True) == []
-    assert journal.jobs.open_ids() == ({"job"} if number == 2 else set())
+    assert journal.jobs.open_ids() == ({"job"} if number == NEXT else set())
     journal.close()
-    assert version(old) == 2
+    assert version(old) == NEXT
 
 
 def test_a_migration_that_fails_in_its_middle_leaves_nothing_of_itself(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(sqlite3.connect(old)) as raw:
         before = "\n".join(raw.iterdump())
-    monkeypatch.setattr(sql, "MIGRATIONS", [MADE_UP + "INSERT INTO colour SELECT run FROM job;"])
+    monkeypatch.setattr(sql, "MIGRATIONS", [*sql.MIGRATIONS, MADE_UP + "INSERT INTO colour SELECT run FROM job;"])
     with pytest.raises(
-        Permanent, match=r"it is intact, but it could not be upgraded to schema 2: UNIQUE constraint failed: colour\.name"
+        Permanent, match=rf"it is intact, but it could not be upgraded to schema {NEXT}: UNIQUE constraint failed: colour\.name"
     ) as caught:
         Journal(old)
     assert caught.value.fault.code == "journal-upgrade"
     with closing(sqlite3.connect(old)) as raw:
         assert "\n".join(raw.iterdump()) == before
-    assert version(old) == 1
+    assert version(old) == NOW
     monkeypatch.undo()
     Journal(old).close()
 
@@ -219,7 +222,7 @@ def test_processes_that_find_an_old_journal_at_once_bring_it_up_to_date_once(old
         time.sleep(3)
         raw.execute("ROLLBACK")
     assert [process.wait() for process in processes] == [0, 0, 0]
-    assert version(old) == 2
+    assert version(old) == NEXT
 
 
 def test_a_migration_that_is_cut_off_inside_sqlite_leaves_the_old_schema_and_is_done_by_the_next_start(  # R6.5
@@ -231,15 +234,15 @@ def test_a_migration_that_is_cut_off_inside_sqlite_leaves_the_old_schema_and_is_
         "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
         "c.create_function('die', 0, lambda: os.kill(os.getpid(), signal.SIGKILL))\n"
         "c.execute('PRAGMA cache_size = 1')\n"
-        f"c.executescript('BEGIN IMMEDIATE;' + {MADE_UP!r} + ';PRAGMA user_version = 2; SELECT die(); COMMIT;')\n"
+        f"c.executescript('BEGIN IMMEDIATE;' + {MADE_UP!r} + ';PRAGMA user_version = {NEXT}; SELECT die(); COMMIT;')\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(old)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert version(old) == 1
+    assert version(old) == NOW
     journal = Journal(old)
     assert journal.jobs.open_ids() == {"job"}
     journal.close()
-    assert version(old) == 2
+    assert version(old) == NEXT
 
 
 # What another version wrote into a journal of this schema
@@ -247,7 +250,7 @@ def test_a_migration_that_is_cut_off_inside_sqlite_leaves_the_old_schema_and_is_
 
 def test_a_message_that_nobody_was_named_for_goes_to_the_services_that_there_are_then_and_to_no_later_one(journal: Journal) -> None:
     outbox = journal.outbox
-    outbox.announce("once", "failed", "t", "b")
+    outbox.announce("once", Notice("failed", "t", "b"))
     assert outbox.unaddressed() and outbox.due(0.0, 3600.0) == []
     assert outbox.adopt([Target("a", "notify.urls.0"), Target("b", "notify.urls.1")]) == []
     assert [(due.target, due.message.title) for due in outbox.due(0.0, 3600.0)] == [("a", "t"), ("b", "t")]
@@ -256,7 +259,7 @@ def test_a_message_that_nobody_was_named_for_goes_to_the_services_that_there_are
 
 
 def test_a_message_for_nobody_ends_with_a_word(journal: Journal) -> None:
-    journal.outbox.announce("once", "failed", "t", "b")
+    journal.outbox.announce("once", Notice("failed", "t", "b"))
     assert (journal.outbox.adopt([]), journal.outbox.pending()) == ([Dropped("nobody", 1)], 0)
     journal.outbox.adopt([Target("later", "notify.urls.0")])
     assert journal.outbox.due(0.0, 3600.0) == []

@@ -26,6 +26,7 @@ from daemon.journal.file.database import Database
 from daemon.journal.file.opening import CHECKED_AT_OPEN
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
+from daemon.journal.sql import schema_version
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal, rebuilt_state
 from tests.journal.conftest import STAGES, WORK, reference
 from tests.journal.test_file import kill_in_the_middle_of_a_commit
@@ -164,7 +165,7 @@ def test_a_newer_journal_is_refused_and_neither_set_aside_nor_rebuilt(paths: Pat
 
 def test_a_wrong_version_number_in_a_journal_that_is_otherwise_ours_is_damage(paths: Paths) -> None:
     back_up(paths)
-    for version in (0, 2, 6, 99, -5):
+    for version in (0, schema_version() + 1, 6, 99, -5):
         with closing(sqlite3.connect(paths.journal)) as raw:
             raw.execute(f"PRAGMA user_version = {version}")
         assert looked_at(paths)[0] == sorted(JOBS)

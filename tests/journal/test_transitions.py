@@ -15,7 +15,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Target
-from daemon.journal.rows import AttemptId
+from daemon.journal.rows import AttemptId, Notice
 from tests.journal.conftest import STAGES, enter, reference
 
 JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")
@@ -63,12 +63,12 @@ def test_a_refused_transition_leaves_the_journal_as_it_was_and_usable(journal: J
         journal.stages.end("job", "merge", "skipped", None)
     stage = journal.stages.of("job")["merge"]
     assert (stage.state, stage.fault) == ("failed", FAULT)
-    assert not journal.jobs.finish("job", "succeeded", ("title", "body")), "it was never started"
+    assert not journal.jobs.finish("job", "succeeded", Notice("succeeded", "title", "body")), "it was never started"
     job = journal.jobs.get("job")
     assert job is not None
     assert (job.state, journal.outbox.pending()) == ("pending", 0)
     journal.jobs.start("job", None)
-    journal.jobs.finish("job", "succeeded", ("title", "body"))
+    journal.jobs.finish("job", "succeeded", Notice("succeeded", "title", "body"))
     assert journal.outbox.pending() == 1
 
 
@@ -183,10 +183,10 @@ def test_the_outbox_gives_each_target_its_messages_in_order_whatever_becomes_of_
     assert outbox.adopt([Target("a", "notify.urls.0"), Target("b", "notify.urls.1")]) == []
     enter(journal)
     journal.jobs.start("job", None)
-    journal.jobs.finish("job", "failed", ("first", "body"))
+    journal.jobs.finish("job", "failed", Notice("failed", "first", "body"))
     journal.jobs.retry("job")
     journal.jobs.start("job", None)
-    journal.jobs.finish("job", "partial", ("second", "body"))
+    journal.jobs.finish("job", "partial", Notice("partial", "second", "body"))
 
     def due(clock: float) -> list[tuple[str, str, str, int, int]]:
         return [(one.target, one.message.title, one.message.kind, one.attempts, one.failures) for one in outbox.due(clock, 3600.0)]
@@ -211,7 +211,7 @@ def test_a_delivery_that_goes_on_claims_the_next_message_of_that_target_alone(jo
     outbox = journal.outbox
     outbox.adopt([Target("a", "notify.urls.0"), Target("b", "notify.urls.1")])
     for title in ("first", "second"):
-        outbox.announce(title, "failed", title, "body")
+        outbox.announce(title, Notice("failed", title, "body"))
     outbox.claim(1, "a")
     following = outbox.delivered(1, "a", go_on=True)
     assert following is not None
@@ -223,7 +223,7 @@ def test_a_delivery_that_goes_on_claims_the_next_message_of_that_target_alone(jo
 
 def test_a_clock_that_was_set_back_does_not_hold_up_a_target(journal: Journal) -> None:
     journal.outbox.adopt([Target("a", "notify.urls.0")])
-    journal.outbox.announce("occasion", "failed", "title", "body")
+    journal.outbox.announce("occasion", Notice("failed", "title", "body"))
     journal.outbox.undelivered("a", "no answer", 10_000.0)
     assert [len(journal.outbox.due(clock, 3600.0)) for clock in (6400.0, 6399.0)] == [0, 1]
 

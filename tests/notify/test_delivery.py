@@ -23,19 +23,20 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from daemon.cli.main import app
-from daemon.config.settings import NotifySettings
+from daemon.config.notify import NotifySettings
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.errors import Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import overview
-from daemon.journal.rows import Message
+from daemon.journal.rows import Message, Notice
 from daemon.publishing.telling import notifier as notify
 from daemon.publishing.telling import sending, untold
 from daemon.publishing.telling.notifier import Notifier, pause_after
+from daemon.publishing.telling.outcome import NO_SERVICE, Outcome, without_secrets
 from daemon.publishing.telling.sender import Sender
-from daemon.publishing.telling.sending import Outcome, without_secrets
 from tests.journal.conftest import enter, reference
 from tests.service import Service as Daemon
 
@@ -119,7 +120,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def finish(journal: Journal, job: str, state: str, title: str) -> None:
     enter(journal, job, reference(digest=job))
     journal.jobs.start(job, None)
-    journal.jobs.finish(job, state, (title, f"body of {title}"))
+    journal.jobs.finish(job, state, Notice(state, title, f"body of {title}"))
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
@@ -217,7 +218,7 @@ def test_a_url_that_no_service_has_is_said_before_there_is_a_message_and_no_more
     with capture_logs() as logs:
         notifier = look("slak://xoxb/S3CRET/token", service.url)
         notifier.tick()
-        assert troubles() == [("notify.urls.0 (slak)", 1, sending.NO_SERVICE), ("notify.urls.1 (json)", 0, None)]
+        assert troubles() == [("notify.urls.0 (slak)", 1, NO_SERVICE), ("notify.urls.1 (json)", 0, None)]
         finish(journal, "job", "succeeded", "run step 4")
         deliver(notifier)
     assert service.taken and [entry["target"] for entry in logs if entry["log_level"] == "error"] == ["notify.urls.0 (slak)"], "once"
@@ -248,19 +249,19 @@ def test_with_nobody_to_tell_nothing_is_tried(journal: Journal, file: Path) -> N
     assert (rows(file), journal.outbox.pending()) == ([], 0)
 
 
-def test_pauses_grow_to_an_hour_and_end_after_about_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_to_an_hour_and_end_after_about_two_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     known = [pause_after(failures) for failures in range(1, notify.MAX_ATTEMPTS)]
-    assert len(known) == 29
+    assert len(known) == 59
     assert known == sorted(known)
     assert (known[0], known[1], known[-1]) == (5.0, 10.0, 3600.0)
-    assert 0.7 * 86400 < sum(known) < 1.3 * 86400
+    assert 1.7 * 86400 < sum(known) < 2.3 * 86400
 
 
 def test_what_concerns_no_job_is_announced_once(journal: Journal, service: Service, notify_at: Notify) -> None:
-    assert journal.outbox.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
-    assert not journal.outbox.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
-    assert journal.outbox.announce("rebuilt 2", "failed", "ckptd: the journal was damaged", "again")
+    assert journal.outbox.announce("rebuilt 1", Notice("failed", "ckptd: the journal was damaged", "look at that disk"))
+    assert not journal.outbox.announce("rebuilt 1", Notice("failed", "ckptd: the journal was damaged", "look at that disk"))
+    assert journal.outbox.announce("rebuilt 2", Notice("failed", "ckptd: the journal was damaged", "again"))
     deliver(notify_at(service.url))
     assert [message["message"] for message in service.taken] == ["look at that disk", "again"]
 
@@ -308,8 +309,8 @@ def test_a_dozen_services_that_never_answer_keep_no_message_from_the_others_and_
 ) -> None:
     hanging, count, told = [f"json://silent-{number}/" for number in range(12)], 20, list[str]()
 
-    def begin(url: SecretUrl, message: Message) -> Any:
-        if url.get_secret_value() in hanging:
+    def begin(receiver: Receiver, message: Message) -> Any:
+        if receiver.url.get_secret_value() in hanging:
             return Answer(None)
         told.append(message.title)
         return Answer(Outcome(None))
@@ -317,7 +318,7 @@ def test_a_dozen_services_that_never_answer_keep_no_message_from_the_others_and_
     notifier = Notifier(NotifySettings(urls=(*hanging, "json://quick/")), journal, begin=begin)
     notifier.know_targets()
     for number in range(count):
-        journal.outbox.announce(f"occasion {number}", "failed", f"title {number}", "body")
+        journal.outbox.announce(f"occasion {number}", Notice("failed", f"title {number}", "body"))
     notifier.tick()
     written, write = list[str](), journal.database.write
 
@@ -338,15 +339,15 @@ def test_where_more_services_wait_than_are_told_at_once_one_with_many_messages_m
     monkeypatch.setattr(notify, "AT_ONCE", 1)
     told = list[str]()
 
-    def begin(url: SecretUrl, message: Message) -> Any:
-        told.append(url.get_secret_value())
+    def begin(receiver: Receiver, message: Message) -> Any:
+        told.append(receiver.url.get_secret_value())
         return Answer(Outcome(None))
 
     urls = tuple(f"json://host-{number}/" for number in range(3))
     notifier = Notifier(NotifySettings(urls=urls), journal, begin=begin)
     notifier.know_targets()
     for number in range(4):
-        journal.outbox.announce(f"occasion {number}", "failed", f"title {number}", "body")
+        journal.outbox.announce(f"occasion {number}", Notice("failed", f"title {number}", "body"))
     for _ in range(6):
         notifier.tick()
     assert sorted(told[:3]) == sorted(told[3:6]) == sorted(urls)
@@ -384,13 +385,14 @@ def test_a_message_that_a_service_does_not_take_holds_up_the_next_ones_for_three
 
 SWEEPS_WHILE_A_MESSAGE_IS_SENT = """
 import subprocess, sys, time
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sender import Sender
 from daemon.running.workers.containment import Enclosure, adopt_orphans
 
 adopt_orphans()
-sending = Sender().begin(SecretUrl(sys.argv[1]), Message(1, "job", "succeeded", "title", "body", 0.0))
+sending = Sender().begin(Receiver("here", SecretUrl(sys.argv[1])), Message(1, "job", "succeeded", "title", "body", 0.0))
 leader = subprocess.Popen(["sleep", "600"], start_new_session=True)
 attempt = Enclosure("mark", 0, 1)
 attempt.hold(leader.pid)
@@ -413,13 +415,13 @@ def test_the_end_of_a_stage_does_not_end_the_message_that_is_being_sent(service:
     assert taken(service) == ["title"]
 
 
-def test_a_dead_service_is_asked_less_and_less_often_and_what_is_a_day_old_is_given_up_at_once_with_one_line(
+def test_a_dead_service_is_asked_less_and_less_often_and_what_is_two_days_old_is_given_up_at_once_with_one_line(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "FIRST_PAUSE", 5.0)
     now, asked = [time.time()], list[float]()
 
-    def begin(url: SecretUrl, message: Message) -> Answer:
+    def begin(receiver: Receiver, message: Message) -> Answer:
         asked.append(now[0])
         return Answer(Outcome("no route"))
 
@@ -432,7 +434,7 @@ def test_a_dead_service_is_asked_less_and_less_often_and_what_is_a_day_old_is_gi
             now[0] += 1.0 if len(asked) < 5 else 60.0
     pauses = [later - earlier for earlier, later in pairwise(asked)]
     assert pauses[0] <= 6 and pauses[4] > 60 and 3600 <= max(pauses) <= 3660
-    assert notify.PATIENCE < len(asked) <= notify.MAX_ATTEMPTS and 19 < (asked[-1] - asked[0]) / 3600 < 25
+    assert notify.PATIENCE < len(asked) <= notify.MAX_ATTEMPTS and 47 < (asked[-1] - asked[0]) / 3600 < 50
     assert [entry["messages"] for entry in logs if entry["event"] == "notifications are given up"] == [3]
 
 
@@ -523,7 +525,7 @@ def test_neither_journal_nor_status_nor_log_nor_check_holds_a_secret_of_a_url(ma
     assert "S3CRET" not in "".join(everything) and b"S3CRET" not in kept
     assert "notify.urls.1 (slak): no Apprise service" in checked and "notify.urls.2: no Apprise service" in checked
     assert "notify.urls.0" not in checked
-    assert "not notified notify.urls.1 (slak) (1 given up within a week)" in daemon.said
+    assert "not notified notify.urls.1 (slak) (1 given up within a week: `ckptd notify list`)" in daemon.said
 
 
 def test_the_process_that_sends_inherits_no_secret_of_the_daemons_environment(
@@ -554,8 +556,8 @@ def test_what_the_journal_can_not_take_is_sent_without_it_to_each_service_until_
     notifier = notify_at(*urls)
     with capture_logs() as logs, monkeypatch.context() as patch:
         patch.setattr(notifier, "know_targets", failing)
-        notifier.tell("disk_low", "no room", "delete something")
-        notifier.tell("disk_low", "room again", "it goes on")
+        notifier.tell(Notice("disk_low", "no room", "delete something"))
+        notifier.tell(Notice("disk_low", "room again", "it goes on"))
         begun = time.monotonic()
         while notifier.sending and time.monotonic() < begun + 60:
             with suppress(Retryable):
@@ -570,7 +572,7 @@ def test_what_the_journal_can_not_take_is_sent_without_it_to_each_service_until_
 def test_a_test_message_goes_to_each_service_and_each_answer_is_told(service: Service, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(f'[notify]\nurls = ["{service.url}", "slak://S3CRET/x"]\n[state]\ndirectory = "{tmp_path}/state"\n')
-    done = CliRunner().invoke(app, ["notify-test", "--config", str(file)])
+    done = CliRunner().invoke(app, ["notify", "test", "--config", str(file)])
     assert done.exit_code == 1 and "S3CRET" not in done.output
     assert done.output.splitlines()[0] == "notify.urls.0 (json): delivered"
     assert done.output.splitlines()[1].startswith("notify.urls.1 (slak): no Apprise service")
@@ -578,9 +580,9 @@ def test_a_test_message_goes_to_each_service_and_each_answer_is_told(service: Se
     assert message["title"].endswith(": a test message") and message["type"] == "info"
     service.statuses = [500]
     file.write_text(f'[notify]\nurls = ["{service.url}"]\n[state]\ndirectory = "{tmp_path}/state"\n')
-    done = CliRunner().invoke(app, ["notify-test", "--json", "--config", str(file)])
+    done = CliRunner().invoke(app, ["notify", "test", "--json", "--config", str(file)])
     (answer,) = json.loads(done.output)
     assert (done.exit_code, answer["service"], answer["delivered"]) == (1, "notify.urls.0 (json)", False) and "500" in answer["error"]
     file.write_text("")
-    done = CliRunner().invoke(app, ["notify-test", "--config", str(file)])
+    done = CliRunner().invoke(app, ["notify", "test", "--config", str(file)])
     assert isinstance(done.exception, UsageError) and "notify.urls is empty" in str(done.exception)

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.config.settings import NotifySettings
+from daemon.config.notify import NotifySettings
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.journal import Journal
-from daemon.journal.rows import Message
-from daemon.publishing.telling import notifier as notify
+from daemon.journal.rows import Message, Notice
+from daemon.publishing.telling import targets
 from daemon.publishing.telling.notifier import Notifier
-from daemon.publishing.telling.sending import LIMIT_SECONDS, Outcome
+from daemon.publishing.telling.outcome import LIMIT_SECONDS, Outcome
 
 SERVICES = 4
 NAMES = [f"json://host-{number}/S3CRET-{number}" for number in range(SERVICES)]
@@ -110,8 +110,8 @@ class World:
             notifier.know_targets()
         return notifier
 
-    def begin(self, url: SecretUrl, message: Message) -> Played:
-        self.sent.append(Played(self, url.get_secret_value(), message.title, self.clock))
+    def begin(self, receiver: Receiver, message: Message) -> Played:
+        self.sent.append(Played(self, receiver.url.get_secret_value(), message.title, self.clock))
         return self.sent[-1]
 
     def take(self, url: str, title: str) -> None:
@@ -125,7 +125,7 @@ class World:
         if self.full:
             return
         title = f"{next(self.titles):05}"
-        self.journal.outbox.announce(title, "failed", title, "body")
+        self.journal.outbox.announce(title, Notice("failed", title, "body"))
         self.meant |= {(url, title) for url in self.named}
         self.never |= {(url, title) for url in NAMES if url not in self.named}
 
@@ -169,7 +169,7 @@ class World:
         self.tick()
 
     def states(self) -> dict[Told, tuple[str, int]]:
-        places = {self.notifier._targets[digest][1].get_secret_value(): digest for digest in self.notifier._targets}
+        places = {self.notifier._targets[digest][1].url.get_secret_value(): digest for digest in self.notifier._targets}
         rows = self.journal.database.read("SELECT title, target, delivery.state, attempts FROM delivery JOIN outbox ON id = message")
         by = {digest: url for url, digest in places.items()}
         return {(by[row[1]], row[0]): (row[2], row[3]) for row in rows if row[1] in by}
@@ -178,9 +178,9 @@ class World:
         """Whoever works, and has not failed since, has nothing to wait for."""
         failing = {row[0] for row in self.journal.database.read("SELECT digest FROM target WHERE failures > 0")}
         healthy = {
-            url.get_secret_value()
-            for digest, (_, url) in self.notifier._targets.items()
-            if digest not in failing and self.mood[url.get_secret_value()] == "up"
+            receiver.url.get_secret_value()
+            for digest, (_, receiver) in self.notifier._targets.items()
+            if digest not in failing and self.mood[receiver.url.get_secret_value()] == "up"
         }
         late = [told for told, (state, _) in self.states().items() if state == "pending" and told[0] in healthy]
         assert len(late) <= 0 or self.full, f"kept waiting by others: {late}"
@@ -258,9 +258,9 @@ SLOW = [("mood", (0, "slow")), ("enter", None), *[("tick", None)] * 6]
 @given(st.lists(OPERATIONS, min_size=5, max_size=60))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_services_do_each_message_reaches_each_of_them_once_and_in_order(operations: list[tuple[str, Any]]) -> None:
-    before, notify._ROUNDS = notify._ROUNDS, 1
+    before, targets.ROUNDS = targets.ROUNDS, 1
     try:
         with tempfile.TemporaryDirectory() as folder:
             play(operations, Path(folder))
     finally:
-        notify._ROUNDS = before
+        targets.ROUNDS = before

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling import sender as senders
+from daemon.publishing.telling.outcome import Attempt, Outcome
 from daemon.publishing.telling.sender import Sender
-from daemon.publishing.telling.sending import Attempt, Outcome
 
 WAIT = 60.0
 
@@ -63,7 +64,7 @@ def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Sender, list[int]]
 
 
 def begin(sender: Sender, url: str, title: str = "title") -> Attempt:
-    return sender.begin(SecretUrl(url), Message(1, "job", "succeeded", title, "body", 0.0))
+    return sender.begin(Receiver("here", SecretUrl(url)), Message(1, "job", "succeeded", title, "body", 0.0))
 
 
 def outcome_of(attempt: Attempt) -> Outcome:

@@ -45,7 +45,14 @@ EARLY = 0.3
 SAID = ('"level": "error"', '"level": "critical"', "made to fail", "MemoryError")
 """What a log has that says something of an error."""
 URLS = ("json://one", "json://two")
-EXTRA = f"[limits]\nretry_seconds = 0.1\ncrashes = 100\n[notify]\nurls = {json.dumps(URLS)}\n"
+EXTRA = f"""
+[limits]
+retry_seconds = 0.1
+crashes = 100
+[notify]
+urls = {json.dumps(URLS)}
+on = ["succeeded", "partial", "failed"]
+"""
 
 
 @dataclass(frozen=True)

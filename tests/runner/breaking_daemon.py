@@ -23,14 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.journal.rows import Message
 from daemon.operating import disk_watch, service
 from daemon.publishing.telling import notifier, untold
-from daemon.publishing.telling.sending import Outcome
+from daemon.publishing.telling.outcome import Outcome
 from daemon.running import runner, starter
 from daemon.running.attempts import children
 from daemon.running.attempts.executor import Order
@@ -147,10 +147,10 @@ class Told:
 
     wait_handle = None
 
-    def __init__(self, url: SecretUrl, message: Message) -> None:
+    def __init__(self, receiver: Receiver, message: Message) -> None:
         if file := os.environ.get("BREAK_TOLD"):
             with open(file, "a") as stream:
-                stream.write(f"{url.get_secret_value()} {message.title}\n")
+                stream.write(f"{receiver.url.get_secret_value()} {message.title}\n")
 
     def poll(self) -> Outcome:
         return Outcome(None)

@@ -24,6 +24,7 @@ from daemon.cli.export import ExportedJob
 from daemon.cli.parser.groups import RENAMED
 from daemon.contract.jobs.benchmark import Bench
 from daemon.contract.jobs.conversion import Conversion
+from daemon.journal.letters import Letter
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
@@ -31,6 +32,7 @@ from daemon.operating.monitoring.explain import CheckpointExplanation, ExportExp
 from daemon.operating.monitoring.run_quality import RunQuality
 from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
+from daemon.publishing.telling.content import Notification
 from daemon.publishing.verification import Verification
 from daemon.toolchains.install import Examined
 from daemon.toolchains.overview import ToolchainHere
@@ -113,7 +115,9 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("verify",): {0: "no problem found", 1: "there is a problem", 2: "there is no export (not with `--journal`)"},
     ("prune",): {},
     ("version",): {},
-    ("notify-test",): {0: "all services accepted the message", 1: "a service did not accept it", 2: "no service is configured"},
+    ("notify", "test"): {0: "all services and targets accepted the message", 1: "one did not accept it", 2: "none is configured"},
+    ("notify", "list"): {},
+    ("notify", "resend"): {2: "no target that is configured now gave up the notification of this number"},
     ("config", "show"): {},
     ("toolchain", "list"): {},
     ("toolchain", "install"): {
@@ -147,7 +151,7 @@ VALUE_ROW = {
     "origin": Field(str, "The file, environment variable or option that sets it."),
 }
 SERVICE_ROW = {
-    "service": Field(str, "Its position in `notify.urls` and its kind; never the URL."),
+    "service": Field(str, "Its place in `[notify]` and its kind; never the URL."),
     "delivered": Field(bool, "Whether it accepted the message."),
     "error": Field(str | None, "Why it did not accept it."),
 }
@@ -185,7 +189,8 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
         (Removal, KEPT_ROW),
     ),
     ("config", "show"): ('`{"files": […], "values": {KEY: …}}`; each value has these fields', (VALUE_ROW,)),
-    ("notify-test",): ("a list", (SERVICE_ROW,)),
+    ("notify", "test"): ("a list", (SERVICE_ROW,)),
+    ("notify", "list"): ("a list", (Letter,)),
     ("toolchain", "list"): ('`{"toolchains": {NAME: …}}`; each is', (ToolchainHere,)),
     ("toolchain", "install"): ('`{"toolchains": […]}`; each has `folder`, and', (Manifest,)),
     ("toolchain", "doctor"): ('`{"toolchains": […]}`, those of which something is installed; each is', (Examined,)),
@@ -396,7 +401,7 @@ def shapes() -> list[Any]:
     """Every class that an answer is made of, those of the verbs first."""
     from tests.words import openapi
 
-    found = [shape for _, parts in ANSWERS.values() for shape in parts if not isinstance(shape, dict)]
+    found = [*(shape for _, parts in ANSWERS.values() for shape in parts if not isinstance(shape, dict)), Notification]
     for shape in found:
         found += [kind for one in fields_of(shape).values() for kind in below(one.type) if kind not in found]
     return list(dict.fromkeys([*found, *openapi.shapes()]))
@@ -442,6 +447,8 @@ def page() -> str:
     lines += _api()
     lines += [
         "`report` in `ckptd export --json` has the contents of `report.json`: [report.schema.json](report.schema.json).",
+        "",
+        "What a `webhook` or a `command` of `[[notify.targets]]` gets ([webhooks](webhooks.md)) is a [Notification](#notification).",
         "",
         "## Objects",
         "",

@@ -49,6 +49,7 @@ APART = (
     "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics/table.py", "handlers/report/",
     "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py",
     "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
+    "daemon/publishing/telling/messages.py", "daemon/publishing/telling/quiet.py",
     "handlers/folder/examples/", "handlers/validate/files/probes.py", "handlers/onnx/activations/contract.py",
     "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py",
 )  # fmt: skip

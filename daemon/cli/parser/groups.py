@@ -13,7 +13,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     to_translate("See"): ("status", "list", "show", "quality", "compare", "explain", "logs"),
     to_translate("Do"): ("export", "bench", "convert", "demo"),
     to_translate("Mend"): ("check", "queue", "verify", "prune", "reload"),
-    to_translate("Set up"): ("init", "run", "install-service", "config", "formats", "toolchain", "notify-test", "version"),
+    to_translate("Set up"): ("init", "run", "install-service", "config", "formats", "toolchain", "notify", "version"),
 }
 """Title → its verbs, in the order of the help."""
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -21,6 +21,7 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 RENAMED: dict[str, tuple[str, ...]] = {
     **{verb: ("queue", verb) for verb in ("retry", "cancel", "pause", "resume", "first")},
     "fsck": ("verify", "--journal"),
+    "notify-test": ("notify", "test"),
 }
 """Name of a verb in version 1.0 → what it is called now."""
 

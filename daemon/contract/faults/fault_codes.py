@@ -90,6 +90,11 @@ class FaultCode(StrEnum):
 
     To do: Take an id from `ckptd list`, and give enough of it to match only one job.
     """
+    NO_SUCH_MESSAGE = "no-such-message"
+    """No notification of that number was given up by a target that is configured now.
+
+    To do: `ckptd notify list` shows the numbers. For a URL in `notify.urls` that was changed there is nothing to resend.
+    """
     NO_SUCH_PATH = "no-such-path"
     """The given path does not exist.
 

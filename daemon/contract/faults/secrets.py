@@ -17,6 +17,12 @@ STARS = "***"
 """What stands in the place of a secret."""
 SECTIONS = frozenset({"notify", "deliver"})
 """Sections of the configuration of which no value and no unknown key is shown."""
+PLAIN = frozenset({"on", "urls_file", "digest_at", "stuck_hours"})
+"""Keys of these sections that hold no secret, unless something is wrong with them."""
+PLAIN_OF_TARGETS = frozenset({
+    "name", "url_file", "secret_file", "command", "limit_seconds", "minutes", "on", "runs", "quiet", "urgent",
+})  # fmt: skip
+"""The same of the tables in `notify.targets`."""
 SHORTEST = 6
 """Characters that a secret has at the least to be looked for in texts: a shorter one would be found in words."""
 MOST = 1000

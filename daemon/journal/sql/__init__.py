@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
-MIGRATIONS: list[str] = []
-"""Scripts in SQL, by their text (`_file("2.sql")`): the first makes schema 2 of schema 1, and so on. Each adds or removes a table, a
-column, an index or a trigger, so that the schemas can be told apart by their shape. What has been released is never changed."""
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+MIGRATIONS: list[str] = [_file("2.sql")]
+"""Scripts in SQL, by their text: the first makes schema 2 of schema 1, and so on. Each adds or removes a table, a column, an index or a
+trigger, so that the schemas can be told apart by their shape. What has been released is never changed."""
 
 
 def schema_version() -> int:
@@ -30,9 +36,3 @@ def statements(number: int) -> Iterator[str]:
             statement = ""
     if statement.strip():
         yield statement
-
-
-def _file(name: str) -> str:
-    import importlib.resources
-
-    return importlib.resources.files(__name__).joinpath(name).read_text(encoding="utf-8")

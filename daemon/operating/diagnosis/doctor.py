@@ -31,7 +31,7 @@ from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.disk_advice import advice
 from daemon.operating.disk_watch import places_of
 from daemon.operating.monitoring.live import read_live
-from daemon.publishing.telling.sending import fault_of
+from daemon.publishing.telling.sending import fault_of_receiver
 from daemon.running.rules.resume_keys import library_version
 from daemon.system.box import free_disk, memory
 from daemon.system.elsewhere import elsewhere
@@ -213,7 +213,6 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
             " start the daemon makes it private, unless it contains other files: then `chmod 700` it, or set state.directory to a"
             " separate folder"
         )
-    holders = [("notify.urls", config if settings.notify.urls else None), ("notify.urls_file", settings.notify.urls_file)]
     address = settings.page.address
     if address is not None and not address.path and settings.page.token is None and settings.page.token_file is None:
         may = "read the page, and press its buttons (page.control)" if settings.page.control else "read the page"
@@ -224,6 +223,12 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
         for key, file in tokens.items()
         if file is not None and (mode := open_to_others(file)) is not None and _read_by_more(file, mode, settings)
     ]
+    in_file = any(target.url or target.webhook or target.heartbeat for target in settings.notify.targets)
+    holders = [
+        ("notify.urls", config if settings.notify.urls else None), ("notify.urls_file", settings.notify.urls_file),
+        ("notify.targets", config if in_file and not settings.notify.urls else None),
+        *((f"notify.{key}", file) for key, file in settings.notify.files),
+    ]  # fmt: skip
     problems += [
         f"{key}: others may read {file} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it"
         for key, file in holders
@@ -370,7 +375,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     warnings += room.warnings
     problems += [
         f"{receiver.place}: {fault}; correct it, or leave it out (the other services are still notified)"
-        for receiver in settings.notify.receivers if (fault := fault_of(receiver.url))
+        for receiver in settings.notify.receivers if (fault := fault_of_receiver(receiver))
     ]  # fmt: skip
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))

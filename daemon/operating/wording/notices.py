@@ -191,7 +191,7 @@ def _kept(value: Snapshot) -> list[tuple[str, str, str]]:
 def _trouble_of(target: TargetState) -> str:
     """Why a service does not get its notifications, and how many it did not get."""
     said = [translated("{count} wait").format(count=target.waiting)] if target.waiting else []
-    said += [translated("{count} given up within a week").format(count=target.given_up)] if target.given_up else []
+    said += [translated("{count} given up within a week: `ckptd notify list`").format(count=target.given_up)] if target.given_up else []
     about = bracketed(target.target, clauses(said) or translated("nothing waits"))
     return labelled(about, translated_text(target.error)) if target.error else about
 

@@ -1,6 +1,6 @@
 """The process that sends notifications: started with the first message, ended when there has been none for a while.
 
-Called by the notifier and by `ckptd notify-test`. To start a process and import Apprise takes seconds on a busy machine, so one process
+Called by the notifier and by `ckptd notify test`. To start a process and import Apprise takes seconds on a busy machine, so one process
 sends them all, to several services at the same time. Each message has its own time limit: a service that holds a call beyond it can't be
 let go of, so its process gets no further message, and is ended as soon as the others that it sends have ended.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -18,14 +19,18 @@ import subprocess
 import sys
 import time
 import weakref
-from typing import IO
+from typing import IO, Any
 
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
-from daemon.publishing.telling.sending import LIMIT_SECONDS, Attempt, Outcome
+from daemon.publishing.telling.content import payload
+from daemon.publishing.telling.outcome import LIMIT_SECONDS, Attempt, Outcome
 
 IDLE_SECONDS = 30.0
 """The process waits so long for another message."""
+_PIPE_BYTES = 1 << 20
+"""Of orders that wait to be read."""
 _ENVIRONMENT = re.compile(
     r"PATH|HOME|LANG|LC_\w+|TZ|TMPDIR|PYTHON\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|((https?|all|no)_proxy)", re.IGNORECASE
 )  # fmt: skip
@@ -41,15 +46,28 @@ class Sender:
         """Those that get no further message."""
         self._idle_since = time.monotonic()
 
-    def begin(self, url: SecretUrl, message: Message) -> Attempt:
-        """Begin to send a message to a service. Raises OSError where no process can be started."""
-        return self._begin({"url": url.get_secret_value(), "kind": message.kind, "title": message.title, "body": message.body})
+    def begin(self, receiver: Receiver, message: Message) -> Attempt:
+        """Begin to send a message to a receiver. Raises OSError where no process can be started."""
+        url, about = receiver.url.get_secret_value(), {"kind": message.kind, "key": message.key}
+        match receiver.kind:
+            case "webhook":
+                assert receiver.secret is not None
+                secret = receiver.secret.get_secret_value()
+                return self._begin({"how": "webhook", "url": url, "secret": secret, **about, "payload": payload(message)})
+            case "command":
+                order = {"command": receiver.command, "limit": receiver.limit, **about, "payload": payload(message)}
+                return self._begin({"how": "command", **order})
+        return self._begin({"how": "url", "url": url, "kind": message.kind, "title": message.title, "body": message.body})
+
+    def beat(self, receiver: Receiver) -> Attempt:
+        """Begin to send a sign of life. Raises OSError as `begin` does."""
+        return self._begin({"how": "heartbeat", "url": receiver.url.get_secret_value()})
 
     def look(self, url: SecretUrl) -> Attempt:
         """Begin to find out whether a URL names a service. Raises OSError as `begin` does."""
-        return self._begin({"url": url.get_secret_value()})
+        return self._begin({"how": "url", "url": url.get_secret_value()})
 
-    def _begin(self, order: dict[str, str]) -> Attempt:
+    def _begin(self, order: dict[str, Any]) -> Attempt:
         self.tidy()
         process, self._idle_since = self._usable(), time.monotonic()
         try:
@@ -105,6 +123,8 @@ class _Process:
         self._orders, self._answers = self._child.stdin, self._child.stdout
         for pipe in (self._orders, self._answers):
             os.set_blocking(pipe.fileno(), False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._orders, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._killing = weakref.finalize(self, _kill, self._child, self._orders, self._answers)
 
     @property
@@ -112,7 +132,7 @@ class _Process:
         """The file descriptor that becomes readable when there is an answer."""
         return self._answers.fileno()
 
-    def take(self, order: dict[str, str]) -> _Delivery:
+    def take(self, order: dict[str, Any]) -> _Delivery:
         """Give it an order. Raises OSError where it takes none."""
         number = next(self._numbers)
         line = json.dumps({"id": number, **order}).encode() + b"\n"

@@ -1,9 +1,9 @@
-"""Notifications to services, by Apprise in a process of its own: `python -m daemon.publishing.telling.sending`.
+"""Notifications in a process of their own: `python -m daemon.publishing.telling.sending`; to services by Apprise.
 
 Run by `daemon.publishing.telling.sender`. Apprise does not bound its time: a service that sends its answer byte by byte holds a call for
-ever, and a process can be ended. It costs about 40 MB, which the daemon would keep. URLs and messages come by standard input, a JSON object
-a line, so that neither is in the list of processes, and each is sent in a thread of its own; how that ended is a line of standard output.
-What services say comes back without any part of the URLs, since those hold secrets.
+ever, and a process can be ended. It costs about 40 MB, which the daemon would keep. Addresses, secrets and messages come by standard input,
+a JSON object a line, so that none is in the list of processes, and each is sent in a thread of its own; how that ended is a line of
+standard output. What services say comes back without any part of the URLs, since those hold secrets.
 """
 
 from __future__ import annotations
@@ -15,48 +15,22 @@ import importlib
 import json
 import logging
 import re
+import shutil
 import signal
 import sys
 import threading
-import urllib.parse
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any
 
+from daemon.config.receivers import Receiver
+from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.secret_url import SecretUrl
+from daemon.publishing.telling import hook, webhook
+from daemon.publishing.telling.outcome import LIMIT_SECONDS, NO_SERVICE, Outcome, without_secrets
 
-LIMIT_SECONDS = 60.0
-"""Longest time for one attempt; Apprise gives a connection four seconds, some services need several."""
-SAID = 400
-"""Characters of what a service said that are kept."""
 _REJECTED = re.compile(r"\berror=(400|413|415|422)\b")
 """Answers by which a service says that the message, not the service, is the trouble."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended."""
-
-    error: str | None
-    """Without secrets; None: the service took it."""
-    unknown: bool = False
-    """The URL names no service: nothing sent to it can arrive."""
-    rejected: bool = False
-    """The service answers, and does not take this message."""
-
-
-class Attempt(Protocol):
-    """A message on its way to one service."""
-
-    @property
-    def wait_handle(self) -> int | None:
-        """A file descriptor that becomes readable when there is something to poll for, if there is one."""
-
-    def poll(self) -> Outcome | None:
-        """How it ended, the same at every further call; None while it goes on."""
-
-    def end(self) -> None:
-        """End it now."""
 
 
 def fault_of(url: SecretUrl) -> str | None:
@@ -65,14 +39,21 @@ def fault_of(url: SecretUrl) -> str | None:
         return _fault(_services(url.get_secret_value()))
 
 
+def fault_of_receiver(receiver: Receiver) -> str | None:
+    """What can be seen to be wrong with a receiver before anything is sent, as a clause without secrets; None where nothing is."""
+    match receiver.kind:
+        case "url":
+            return fault_of(receiver.url)
+        case "command":
+            return None if shutil.which(receiver.command[0]) else f"there is no program {quoted(receiver.command[0])} that can be run"
+    return None
+
+
 def _services(url: str) -> Any:
     import apprise  # a heavy import, not needed if nobody is to be notified
 
     services = apprise.Apprise()
     return services if services.add(url) else None
-
-
-NO_SERVICE = "no Apprise service has such a URL, or the package that the service needs is not installed"
 
 
 def _fault(services: Any) -> str | None:
@@ -139,14 +120,11 @@ def _no_redirects() -> Iterator[list[int]]:
         _REDIRECTED.set(before)
 
 
-def without_secrets(text: str, url: str) -> str:
-    """`text` without any part of the URL that is longer than three characters, but for its scheme."""
-    rest = url.partition("://")[2] or url
-    parts = {part for form in (rest, urllib.parse.unquote(rest)) for part in (form, *re.split(r"[/:@?&=#,;+\s]+", form)) if len(part) > 3}
-    parts |= {urllib.parse.quote(part) for part in parts}
-    for part in sorted(parts, key=len, reverse=True):
-        text = re.sub(re.escape(part), "…", text, flags=re.IGNORECASE)
-    return text
+_TYPES = {
+    "succeeded": "success", "recovered": "success", "failed": "failure", "daemon_unwell": "failure", "info": "info", "found": "info",
+    "digest": "info",
+}  # fmt: skip
+"""Event → the type of message by which Apprise chooses colour and sign; of all others "warning"."""
 
 
 def send(url: str, kind: str, title: str, body: str) -> Outcome:
@@ -156,17 +134,14 @@ def send(url: str, kind: str, title: str, body: str) -> Outcome:
             services = _services(url)
             if (fault := _fault(services)) is not None:
                 return Outcome(fault, unknown=True)
-            import apprise
-
-            kinds = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE, "info": apprise.NotifyType.INFO}
-            if services.notify(title=title, body=body, notify_type=kinds.get(kind, apprise.NotifyType.WARNING)) and not redirects:
+            if services.notify(title=title, body=body, notify_type=_TYPES.get(kind, "warning")) and not redirects:
                 return Outcome(None)
             if redirects:
                 return Outcome(f"error={redirects[0]}: it refers to another address, where nothing is sent; give that address instead")
             answer = "; ".join(said) or "the service did not accept it"
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
-    return Outcome(without_secrets(answer, url)[:SAID], rejected=bool(_REJECTED.search(answer)))
+    return Outcome(without_secrets(answer, url), rejected=bool(_REJECTED.search(answer)))
 
 
 def look(url: str) -> Outcome:
@@ -175,23 +150,33 @@ def look(url: str) -> Outcome:
     return Outcome(fault, unknown=fault is not None)
 
 
-def main() -> None:
-    """Send what the lines of standard input say, each in a thread; tell how that ended on standard output. Ends with its input.
+def deliver(order: dict[str, Any]) -> Outcome:
+    """Do what an order says; one without a message asks for a look."""
+    match order["how"]:
+        case "webhook":
+            return webhook.post(order["url"], order["secret"], order["key"], order["payload"])
+        case "heartbeat":
+            return webhook.beat(order["url"])
+        case "command":
+            return hook.run(order["command"], order["limit"], order["key"], order["kind"], order["payload"])
+    return send(order["url"], order["kind"], order["title"], order["body"]) if "kind" in order else look(order["url"])
 
-    A line without a message asks for a look.
-    """
+
+def main() -> None:
+    """Do what the lines of standard input say, each in a thread; tell how that ended on standard output. Ends with its input."""
     answers, sys.stdout = sys.stdout, sys.stderr  # services' libraries may print
     writing, threads = threading.Lock(), list[threading.Thread]()
+    hook.adopt_orphans()
 
-    def deliver(order: dict[str, Any]) -> None:
-        outcome = send(order["url"], order["kind"], order["title"], order["body"]) if "kind" in order else look(order["url"])
+    def obey(order: dict[str, Any]) -> None:
+        outcome = deliver(order)
         with writing, contextlib.suppress(BrokenPipeError):
             answers.write(json.dumps({"id": order["id"], **asdict(outcome)}) + "\n")
             answers.flush()
 
     for line in sys.stdin:
         threads = [thread for thread in threads if thread.is_alive()]
-        threads.append(threading.Thread(target=deliver, args=(json.loads(line),), daemon=True))
+        threads.append(threading.Thread(target=obey, args=(json.loads(line),), daemon=True))
         threads[-1].start()
     signal.alarm(int(LIMIT_SECONDS) + 5)  # the daemon may be gone
     for thread in threads:

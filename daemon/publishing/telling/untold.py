@@ -5,16 +5,17 @@ What is left of them when the daemon ends is lost: there was nowhere to keep it.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from daemon.config.receivers import Receiver
 from daemon.contract.faults.events import Event
-from daemon.contract.faults.secret_url import SecretUrl
-from daemon.journal.rows import Message
-from daemon.publishing.telling.sending import Attempt, Outcome
+from daemon.journal.rows import Message, Notice
+from daemon.publishing.telling.outcome import Attempt, Outcome
 from daemon.system.logger import Logger
 
 log = Logger("notify")
@@ -28,34 +29,35 @@ MOST = 20
 @dataclass
 class _Untold:
     message: Message
-    left: dict[str, SecretUrl]
-    """Place → URL of the services that do not have it yet."""
+    left: dict[str, Receiver]
+    """Place → the receivers that do not have it yet."""
     sending: dict[str, Attempt] = field(default_factory=dict)
     at: dict[str, float] = field(default_factory=dict)
     """Place → when it is tried again, by the monotonic clock."""
 
 
 class Untold:
-    """The messages, in order. `begin`: starts to send a message to a URL, raises OSError where it can't."""
+    """The messages, in order. `begin`: starts to send a message, raises OSError where it can't."""
 
-    def __init__(self, begin: Callable[[SecretUrl, Message], Attempt]) -> None:
+    def __init__(self, begin: Callable[[Receiver, Message], Attempt]) -> None:
         self._begin = begin
         self._held: deque[_Untold] = deque(maxlen=MOST)
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def add(self, kind: str, title: str, body: str, urls: Mapping[str, SecretUrl]) -> None:
-        """Hold one for the services `urls`, place → URL. From any thread."""
-        self._held.append(_Untold(Message(0, "", kind, title, body, 0), dict(urls)))
+    def add(self, notice: Notice, receivers: Iterable[Receiver]) -> None:
+        """Hold one for those of the receivers that are told of such. From any thread."""
+        message = Message(0, "", notice.kind, notice.title, notice.body, int(time.time()), notice.about, f"msg_{secrets.token_hex(16)}")
+        self._held.append(_Untold(message, {it.place: it for it in receivers if not it.on.isdisjoint(notice.events)}))
 
     def tick(self) -> None:
         """One round: take in what ended, begin what is due. The first message goes before the others."""
         while self._held and not self._held[0].left:
             self._held.popleft()
         if self._held:
-            for place, url in list(self._held[0].left.items()):
-                self._go_on(self._held[0], place, url)
+            for place, receiver in list(self._held[0].left.items()):
+                self._go_on(self._held[0], place, receiver)
 
     def end(self) -> None:
         """End what is being sent."""
@@ -63,7 +65,7 @@ class Untold:
             for attempt in held.sending.values():
                 attempt.end()
 
-    def _go_on(self, held: _Untold, place: str, url: SecretUrl) -> None:
+    def _go_on(self, held: _Untold, place: str, receiver: Receiver) -> None:
         if place in held.sending:
             outcome = held.sending[place].poll()
             if outcome is not None:
@@ -71,7 +73,7 @@ class Untold:
                 self._note(held, place, outcome)
         elif time.monotonic() >= held.at.get(place, 0.0):
             try:
-                held.sending[place] = self._begin(url, held.message)
+                held.sending[place] = self._begin(receiver, held.message)
             except OSError as error:
                 self._note(held, place, Outcome(f"no process could be started to send it: {error.strerror}"))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from daemon.checkpoints.files import Fingerprint, fingerprint
 from daemon.checkpoints.parts import earlier_forms
 from daemon.checkpoints.pinning.pins import Moved, pins_of
+from daemon.config.notify import NotifySettings
 from daemon.config.places.export_names import folded
 from daemon.config.places.paths import Paths
 from daemon.config.run_overrides import Effective
@@ -32,7 +33,7 @@ from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import OFTEN, REMEDY
-from daemon.journal.rows import JobRow, now
+from daemon.journal.rows import JobRow, Notice, now
 from daemon.system.logger import Logger
 from daemon.watching.origins import training_of
 from daemon.watching.taking.places import FAILED, Places, takings_of
@@ -177,7 +178,7 @@ class Entering:
             failpoints.point("entry.written")
         job = NewJob(
             candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
-            warnings=warnings,
+            warnings=warnings, notice=_notice_of(candidate, self.settings.notify),
         )  # fmt: skip
         if candidate.fault is not None:
             log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=reference.path, code=candidate.fault.code)
@@ -287,6 +288,15 @@ class Entering:
         if job is None or job.state == "superseded" or self.journal.sightings.fingerprint(job.checkpoint.path) is None:
             return False
         return job.state not in ("succeeded", "partial") or manifest_of(job.target).get("export_id") == name
+
+
+def _notice_of(candidate: Candidate, notify: NotifySettings) -> Notice | None:
+    """What is told of a checkpoint that was taken, where anybody wants to know."""
+    reference = candidate.reference
+    if candidate.fault is not None or not notify.wants("found"):
+        return None
+    title = f"{reference.run} {reference.label}: checkpoint taken"
+    return Notice("found", title, f"{reference.path}\nIts export is {candidate.job}.", {"run": reference.run, "step": reference.step})
 
 
 def _holds(checkpoint: Path, known: str) -> bool:

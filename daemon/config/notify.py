@@ -1,0 +1,193 @@
+"""`[notify]`: who is told of what, and when.
+
+Called by `daemon.config.settings`. What each receiver is told, and how, is in `daemon.config.receivers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, LiteralString, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+
+from daemon.config.receivers import Event, Kind, Receiver, file_of, is_closed, place_of, read_one, read_secret
+from daemon.config.receivers import read as read_urls
+from daemon.config.section import OptionalPath, Section, refusal
+from daemon.contract.faults.secret_url import SecretUrl
+
+OLDER_NAMES = {"waiting": "stuck"}
+"""Names of events in version 1.0 → what they are called now."""
+EVENTS: tuple[Event, ...] = get_args(Event)
+USUAL: tuple[Event, ...] = ("succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered")
+URGENT: tuple[Event, ...] = ("disk_low", "daemon_unwell")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ONE_OF = ("url", "url_file", "webhook", "command", "heartbeat")
+
+Named = Annotated[Event, BeforeValidator(lambda name: OLDER_NAMES.get(name, name) if isinstance(name, str) else name)]
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
+
+
+def _form(pattern: str, sentence: LiteralString) -> AfterValidator:
+    """A text of a form; another one is refused with a sentence that does not show it."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(sentence)
+        return text
+
+    return AfterValidator(check)
+
+
+Time = Annotated[str, _form(_TIME, 'must be a time of the day, for example "08:00"')]
+OptionalUrl = Annotated[SecretUrl | None, BeforeValidator(lambda value: None if value == "" else value)]
+
+
+class TargetSettings(Section):
+    """Each of `[[notify.targets]]`."""
+
+    name: Annotated[str, _form(r"[A-Za-z0-9_-]{1,40}", "must be of letters, digits, _ and -, at most 40")]
+    url: OptionalUrl = None
+    url_file: OptionalPath = None
+    webhook: OptionalUrl = None
+    secret_file: OptionalPath = None
+    command: tuple[str, ...] = ()
+    limit_seconds: float = Field(default=30.0, gt=0, le=50)
+    heartbeat: OptionalUrl = None
+    minutes: float = Field(default=5.0, gt=0, le=1440)
+    on: tuple[Named, ...] = USUAL
+    runs: tuple[str, ...] = ()
+    quiet: Annotated[
+        str, _form(rf"|({_TIME})-(?!\1){_TIME}", 'must be two times of the day, for example "22:00-07:00", or "" for none')
+    ] = ""
+    urgent: tuple[Named, ...] = URGENT
+    _address: SecretUrl | None = PrivateAttr(default=None)
+    _secret: SecretUrl | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [key for key in _ONE_OF if getattr(self, key)]
+        if len(given) != 1:
+            raise refusal("give exactly one of url, url_file, webhook, command and heartbeat")
+        if bool(self.webhook) != bool(self.secret_file):
+            raise refusal("webhook and secret_file belong together: the file holds the secret that messages are signed with")
+        if (url := self.webhook or self.heartbeat) is not None and not _is_safe(url):
+            raise refusal("webhook and heartbeat are https:// addresses; http:// is for 127.0.0.1, localhost and [::1] alone")
+        if any("\0" in word for word in self.command):
+            raise refusal("a word of a command has no byte 0")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """How it is told."""
+        return next((kind for kind in ("webhook", "command", "heartbeat") if getattr(self, kind)), "url")
+
+    def with_files(self, *, needed: bool) -> Self:
+        """The same with what its files hold. Raises ValueError, whose text has nothing of them. `needed`: as for `with_file` below."""
+        complete = self.model_copy()
+        for key, read in (("url_file", read_one), ("secret_file", read_secret)):
+            path: Path | None = getattr(self, key)
+            if path is None or (not needed and is_closed(path)):
+                continue
+            try:
+                setattr(complete, {"url_file": "_address", "secret_file": "_secret"}[key], read(path))
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+        return complete
+
+    @property
+    def receiver(self) -> Receiver | None:
+        """Who is told; None where its file was not read."""
+        address = self.url or self.webhook or self.heartbeat or self._address
+        if (address is None and not self.command) or (self.webhook and self._secret is None):
+            return None
+        return Receiver(
+            f"notify.targets.{self.name} ({self.kind})", address or SecretUrl(""), name=self.name, kind=self.kind, secret=self._secret,
+            command=self.command, limit=self.limit_seconds, minutes=self.minutes,
+            on=frozenset() if self.kind == "heartbeat" else frozenset(self.on), runs=self.runs, quiet=self.quiet,
+            urgent=frozenset(self.urgent),
+        )  # fmt: skip
+
+
+def _is_safe(url: SecretUrl) -> bool:
+    try:
+        parts = urlsplit(url.get_secret_value())
+        return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK))
+    except ValueError:
+        return False
+
+
+class NotifySettings(Section):
+    """`[notify]`: who gets notifications."""
+
+    urls: tuple[SecretUrl, ...] = ()
+    urls_file: OptionalPath = None
+    on: tuple[Named, ...] = USUAL
+    digest_at: Time = "08:00"
+    stuck_hours: float = Field(default=6.0, ge=0)
+    targets: tuple[TargetSettings, ...] = ()
+    _of_file: tuple[SecretUrl, ...] = PrivateAttr(default=())
+
+    @field_validator("targets")
+    @classmethod
+    def _names_differ(cls, targets: tuple[TargetSettings, ...]) -> tuple[TargetSettings, ...]:
+        names = [target.name for target in targets]
+        if len(set(names)) < len(names):
+            raise refusal("two of them have the same name; each needs a name of its own")
+        return targets
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...]:
+        """Who is told: by `urls`, by those of the file, and the targets."""
+        return (*self._by_urls(), *(receiver for target in self.targets if (receiver := target.receiver)))
+
+    def _by_urls(self) -> Iterator[Receiver]:
+        # 1.0 had no event for the end of what waits or lacks room: who was told of its beginning was told of it.
+        ends = {"recovered"} if {"stuck", "disk_low"} & set(self.on) else set[Event]()
+        for key, urls in {"urls": self.urls, "urls_file": self._of_file}.items():
+            for number, url in enumerate(urls):
+                yield Receiver(place_of(key, number, url), url, on=frozenset(self.on) | ends)
+
+    def wants(self, *events: str) -> bool:
+        """Whether anybody is to be told of one of these events."""
+        return any(not receiver.on.isdisjoint(events) for receiver in self.receivers)
+
+    def differences(self, new: NotifySettings) -> Iterator[str]:
+        """What of the secrets differs in `new`, each as a line without them."""
+        if self.urls != new.urls:
+            yield "notify.urls: changed"
+        if self._of_file != new._of_file and self.urls_file == new.urls_file:
+            yield "notify.urls_file: what it holds changed"
+        if self.targets != new.targets:
+            yield "notify.targets: changed"
+
+    @property
+    def files(self) -> Iterable[tuple[str, Path]]:
+        """Key and path of each file with a secret."""
+        yield from ((f"targets.{target.name}.{key}", path) for target in self.targets
+                    for key in ("url_file", "secret_file") if (path := getattr(target, key)) is not None)  # fmt: skip
+
+    def with_file(self, *, needed: bool = True) -> Self:
+        """The same with the URLs of `urls_file` or of the service manager's credential, and with what files of targets hold.
+
+        Raises ValueError where a file can't be used: its text begins with the key. `needed`: False for who sends nothing: a file that this
+        user may not read is then left out.
+        """
+        complete = self.model_copy(update={"targets": tuple(self._complete_targets(needed))})
+        file = file_of(self.urls_file)
+        if file is not None and not needed and is_closed(file):
+            file = None
+        try:
+            complete._of_file = () if file is None else read_urls(file)
+        except ValueError as error:
+            raise ValueError(f"urls_file: {error}") from None
+        return complete
+
+    def _complete_targets(self, needed: bool) -> Iterator[TargetSettings]:
+        for number, target in enumerate(self.targets):
+            try:
+                yield target.with_files(needed=needed)
+            except ValueError as error:
+                raise ValueError(f"targets.{number}.{error}") from None
