@@ -185,11 +185,10 @@ def jobs_before(
     if is_run is not None:
         connection.create_function("is_run", 1, is_run, deterministic=True)
         wanted.append("is_run(run)")
-    if run is None and (len(values) > 1 + bool(last) or since or is_run is not None):  # an index has all that is asked: the rows are long
-        found = connection.execute(f"SELECT rowid FROM job INDEXED BY job_queue WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
-    else:
-        found = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
-    for (row,) in found:
+    # An index has all that is asked, where it is more than the order: the rows are long.
+    by_index = "INDEXED BY job_queue" if run is None and (len(values) > 1 + bool(last) or since or is_run is not None) else ""
+    rows = connection.execute(f"SELECT rowid FROM job {by_index} WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
+    for (row,) in rows:
         yield Place(*connection.execute("SELECT id, state, ended FROM job WHERE rowid = ?", (row,)).fetchone())
 
 

@@ -21,7 +21,7 @@ _SPAN = re.compile(r"`([^`]+)`")
 _COMMAND = re.compile(r"(?:^\s*|[;&($] ?|bin/|sudo (?:-u \w+ )?|env \S+ )ckptd(?= [^\d])(?P<rest>[^|;&#\n]*)")
 """The name and a version, `ckptd 1.0`, is no command."""
 _KEY = re.compile(r"(?<![\w./-])[a-z]+(?:\.[a-z_]+)+(?![\w/])")
-SEVERAL_MEANINGS = {"base", "export", "job", "limit", "log", "merge", "root", "run"}
+SEVERAL_MEANINGS = {"base", "export", "job", "limit", "log", "merge", "root", "run", "token"}
 """Also verbs, other words or parts of other words in English."""
 _FILES = (".toml", ".json", ".jsonl", ".html", ".md", ".txt", ".sqlite3", ".log", ".py", ".conf", ".service", ".slice")
 
