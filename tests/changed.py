@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "daemon/watching": ("detection",), "daemon/checkpoints": ("detection", "selection"), "daemon/publishing": ("publish", "notify"),
     "daemon/running": ("runner", "workers"), "daemon/journal": ("journal",), "daemon/cli": ("cli",), "daemon/config": ("config",),
-    "daemon/operating": ("monitoring", "fsck"), "daemon/installing": ("install",), "daemon/toolchains": ("toolchains",),
+    "daemon/operating": ("monitoring", "fsck"), "daemon/installing": ("install",), "daemon/page": ("page",),
+    "daemon/toolchains": ("toolchains",),
     "systemd": ("systemd",),
 }  # fmt: skip
 ALWAYS = ("tests/layers/test_law.py", "tests/layers/test_layers.py", "tests/layers/test_tour.py")

@@ -105,9 +105,9 @@ class Peers:
         parts = urlsplit(address)
         host, secure = parts.hostname or "", parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
-        places = await self._context.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+        addresses = await self._context.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
         reader, writer = await asyncio.open_connection(
-            str(places[0][4][0]), port, ssl=self._certificates() if secure else None, server_hostname=host if secure else None
+            str(addresses[0][4][0]), port, ssl=self._certificates() if secure else None, server_hostname=host if secure else None
         )
         try:
             token = self._context.page.token_of_peer(address)

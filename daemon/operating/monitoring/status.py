@@ -288,7 +288,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
     def look(connection: Connection) -> tuple[Overview, tuple[JobStatus, ...]]:
         seen = overview(connection, limit)
         scene = _scene(connection, seen, live, running)
-        return seen, tuple(_job(view, scene) for view in seen.jobs)
+        return seen, tuple(job for place in seen.jobs if (job := _in_list(connection, state, place, scene)) is not None)
 
     seen, jobs = (None if away else _ask_journal(state, look)) or (Overview(), ())
     disks = _short(state, live)
@@ -451,7 +451,9 @@ def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene
             _ended[key] = known  # the last that goes
     if known is not None:
         report = Path(known.target, REPORT)
-        return replace(known, report_file=str(report) if report.is_file() else None, kept=is_kept(Path(known.target)))
+        gone = known.state in ("failed", "cancelled") and _is_gone(known.checkpoint)
+        there = str(report) if report.is_file() else None
+        return replace(known, report_file=there, kept=is_kept(Path(known.target)), checkpoint_gone=gone)
     view = job_of_id(connection, place.id, brief=True)
     if view is None:
         return None
@@ -615,8 +617,7 @@ def _rejection(check: ArtifactCheck, taken: str | None) -> str:
     return f"Could not publish {check.variant}: {why}." + (f" Fix: {check.remedy}." if check.remedy else "")
 
 
-def _is_gone(view: JobView) -> bool:
-    path = view.job.checkpoint.path
+def _is_gone(path: str) -> bool:
     try:
         return not ask(path, lambda: Path(path).exists())
     except (OSError, TimeoutError):
@@ -671,6 +672,6 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         activity=_activity(view, scene, waiting_for),
         left_seconds=None if left is None else round(left),
         report_file=str(report) if job.state in ENDED_JOB and report.is_file() else None,
-        checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(view),
+        checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(checkpoint.path),
         kept=job.state in ENDED_JOB and is_kept(target),
     )
