@@ -80,7 +80,7 @@ class TargetState:
 class Overview:
     """The journal as a whole."""
 
-    jobs: tuple[JobView, ...] = ()
+    jobs: tuple[Place, ...] = ()
     """In the order in which they were entered."""
     counts: dict[str, int] = field(default_factory=dict)
     """State → number of jobs."""
@@ -126,13 +126,13 @@ class SeenRow:
 def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell."""
     rows = connection.execute(
-        "SELECT * FROM job WHERE rowid IN"  # which an index alone says
+        "SELECT id, state, ended FROM job WHERE rowid IN"  # which an index alone says
         " (SELECT rowid FROM job ORDER BY state = 'running' DESC, state = 'pending' DESC, created DESC LIMIT ?) ORDER BY created, step",
         (limit,),
     ).fetchall()
     said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
     return Overview(
-        jobs=tuple(_view(connection, row, brief=True) for row in rows),
+        jobs=tuple(Place(*row) for row in rows),
         counts=_counts(connection, "job"),
         outbox=_counts(connection, "outbox"),
         targets=_targets(connection),
@@ -185,10 +185,13 @@ def jobs_before(
     if is_run is not None:
         connection.create_function("is_run", 1, is_run, deterministic=True)
         wanted.append("is_run(run)")
-    # An index has all that is asked, where it is more than the order: the rows are long.
-    by_index = "INDEXED BY job_queue" if run is None and (len(values) > 1 + bool(last) or since or is_run is not None) else ""
-    rows = connection.execute(f"SELECT rowid FROM job {by_index} WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
-    for (row,) in rows:
+    if run is None and (len(values) > 1 + bool(last) or since or is_run is not None):  # an index has all that is asked: the rows are long
+        matching = connection.execute(
+            f"SELECT rowid FROM job INDEXED BY job_queue WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values
+        )
+    else:
+        matching = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
+    for (row,) in matching:
         yield Place(*connection.execute("SELECT id, state, ended FROM job WHERE rowid = ?", (row,)).fetchone())
 
 
