@@ -5,7 +5,6 @@ A part of `daemon.journal.journal.Journal`; each method is one transaction. Call
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,24 +51,6 @@ class Intent:
     """Digest of all that determines its output."""
 
 
-@dataclass(frozen=True)
-class SettledAttempt:
-    """An attempt that ended. `result` is what its stage's result is now, as JSON."""
-
-    stage: str
-    outcome: str
-    result: str | None
-
-
-@dataclass(frozen=True)
-class Settled:
-    """Attempts that ended after a mark, and the mark of this moment."""
-
-    rows: tuple[SettledAttempt, ...]
-    mark: tuple[int, tuple[int, ...]]
-    """The last row that there was, and those that had not ended."""
-
-
 class Attempts:
     """Transactions on the tables `attempt` and `measured`, and on the stage that an attempt is of."""
 
@@ -97,21 +78,6 @@ class Attempts:
     def open(self) -> list[AttemptRow]:
         """Attempts that began and have no outcome: those of a daemon that died."""
         return [attempt_of(row) for row in self._database.read("SELECT * FROM attempt WHERE outcome IS NULL")]
-
-    def settled_since(self, mark: tuple[int, tuple[int, ...]] | None) -> Settled:
-        """What ended since the moment of a mark; without one nothing, and the mark alone."""
-        last, before = mark if mark is not None else (int(self._database.read("SELECT COALESCE(max(rowid), 0) FROM attempt")[0][0]), ())
-        rows = self._database.read(
-            "SELECT attempt.rowid AS number, attempt.stage, attempt.outcome, stage.result FROM attempt JOIN stage"
-            " ON stage.job = attempt.job AND stage.name = attempt.stage"
-            " WHERE attempt.rowid > ? OR attempt.rowid IN (SELECT value FROM json_each(?)) OR attempt.outcome IS NULL",
-            last, json.dumps(before),
-        )  # fmt: skip
-        ended = [row for row in rows if row["outcome"] is not None and mark is not None]
-        return Settled(
-            tuple(SettledAttempt(row["stage"], row["outcome"], row["result"]) for row in ended),
-            (max([last, *(row["number"] for row in rows)]), tuple(row["number"] for row in rows if row["outcome"] is None)),
-        )
 
     def claim(self, intent: Intent) -> AttemptRow | None:
         """waiting → running: the intent, with the attempt counted, before a child exists.

@@ -9,7 +9,6 @@ import json
 import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from daemon.contract.faults.errors import Fault
@@ -21,7 +20,6 @@ from daemon.journal.rewrites import BY, OF_RUN, rewritten
 from daemon.journal.rows import JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
-from daemon.journal.states import ENDED_JOB
 
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""
@@ -46,16 +44,6 @@ class NewJob:
     """What the checkpoint's directory looked like when it was taken."""
     warnings: Sequence[str] = ()
     """What the report says beside the stages' own warnings."""
-
-
-@dataclass(frozen=True)
-class EndedJobs:
-    """Jobs that ended after a mark, and the mark of this moment."""
-
-    rows: tuple[tuple[str, float | None], ...]
-    """State, and seconds from the first start to the end, None for one that was never started."""
-    mark: tuple[int, tuple[str, ...]]
-    """The last row that there was, and the jobs that had not ended."""
 
 
 class Jobs:
@@ -199,20 +187,6 @@ class Jobs:
         """State → number of jobs."""
         return {str(row[0]): int(row[1]) for row in self._database.read("SELECT state, count(*) FROM job GROUP BY state")}
 
-    def ended_since(self, mark: tuple[int, tuple[str, ...]] | None) -> EndedJobs:
-        """What ended since the moment of a mark; without one nothing, and the mark alone."""
-        last, before = mark if mark is not None else (int(self._database.read("SELECT COALESCE(max(rowid), 0) FROM job")[0][0]), ())
-        rows = self._database.read(
-            "SELECT rowid AS number, id, state, started, ended FROM job"
-            " WHERE rowid > ? OR id IN (SELECT value FROM json_each(?)) OR state IN ('pending', 'running')",
-            last, json.dumps(before),
-        )  # fmt: skip
-        ended = [row for row in rows if row["state"] in ENDED_JOB and mark is not None]
-        return EndedJobs(
-            tuple((row["state"], _seconds(row["started"], row["ended"])) for row in ended),
-            (max([last, *(row["number"] for row in rows)]), tuple(row["id"] for row in rows if row["state"] not in ENDED_JOB)),
-        )
-
     def oldest_open(self) -> str | None:
         """When the oldest job that is not finished was entered, as ISO 8601; None where all are."""
         (row,) = self._database.read("SELECT min(created) FROM job WHERE state IN ('running', 'pending')")
@@ -338,10 +312,3 @@ def _supersede_older(c: sqlite3.Connection, checkpoint: CheckpointRef) -> None:
         "SELECT id, step FROM job WHERE root = ? AND run = ? AND state IN ('pending', 'running') ORDER BY step DESC LIMIT 1", lane
     ).fetchone()  # fmt: skip
     _supersede(c, f"{BY}{newest[0]}", "state = 'pending' AND root = ? AND run = ? AND step < ?", (*lane, newest[1]))
-
-
-def _seconds(started: str | None, ended: str | None) -> float | None:
-    """Between two times of the journal; a clock that was set back between them makes it 0."""
-    if started is None or ended is None:
-        return None
-    return max(0.0, (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds())

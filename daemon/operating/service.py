@@ -12,12 +12,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from daemon.config.layers import Source
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs.plan import stage_names
 from daemon.contract.version import __version__
 from daemon.journal.rows import now
 from daemon.operating import last_end, systemd
@@ -27,9 +29,8 @@ from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.engine import Engine, engine
 from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.log import logs
-from daemon.operating.monitoring import metrics
-from daemon.operating.monitoring.gauges import take_gauges
 from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, starved_sentences
+from daemon.operating.monitoring.metrics.table import TICK_SECONDS
 from daemon.operating.outward import PageFactory, Serving
 from daemon.operating.reload import changed_for_good, changes, reread
 from daemon.operating.ticks import Ticks
@@ -47,6 +48,9 @@ from daemon.toolchains.registry import Toolchains
 from daemon.watching.groups import Watchers
 from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
+
+if TYPE_CHECKING:
+    from daemon.operating.monitoring.metrics.exposition import Exposition
 
 log = Logger("daemon")
 
@@ -98,6 +102,7 @@ class Daemon:
         )  # fmt: skip
         parts.intake = Intake(parts.settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._watcher = self._make_watcher()
+        self._exposition: Exposition | None = None
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
         self._parts.runner.waits.refused = self._refusals.note
@@ -109,8 +114,6 @@ class Daemon:
         for complaints in self._guarded():
             complaints.noted = self._refusals.note
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
-        self._counting = threading.Lock()
-        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile or parts.settings.page.listen else None
         self._page = page(self._serving()) if page else None
         self._announcements.tell_rebuilding(self._maintenance.state())
         self._say_last_end()
@@ -144,14 +147,21 @@ class Daemon:
         return Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake, made=made)
 
     def _make_ticks(self) -> Ticks:
-        settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
-        metrics_tick = {"metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics))}
+        settings, complaints = self._parts.settings, Complaints(log, "the metrics")
+        metrics_tick = {"metrics": (TICK_SECONDS, lambda: complaints.during(self._take_metrics))}
+        if self._is_measured():
+            self._expose()
         return Ticks({
-            **(metrics_tick if settings.metrics.textfile else {}),
+            **(metrics_tick if self._is_measured() else {}),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
             "integrity": (INTEGRITY_SECONDS, self._maintenance.check_integrity),
             "backup": (BACKUP_SECONDS, self._maintenance.back_up),
         })  # fmt: skip
+
+    def _start_ticks(self) -> None:
+        self._ticks.start()
+        if self._is_measured():
+            self._ticks.soon("metrics")  # what an earlier daemon left in the file is no longer true
 
     def run(self) -> None:
         """Serve until a signal asks to stop."""
@@ -160,10 +170,8 @@ class Daemon:
         self._notifier.start()
         self._runner.start()
         self._watcher.start()
-        self._ticks.start()
+        self._start_ticks()
         self._adopt_page()
-        if self._parts.settings.metrics.textfile:
-            self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
         self._complaints.during(lambda: begin(self._parts.paths))
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         try:
@@ -276,7 +284,7 @@ class Daemon:
             log.error("The thread of the ticks died, or one of them hangs; they begin again.", event_id=Event.THREAD_DIED)
             self._ticks.stop()
             self._ticks = self._make_ticks()
-            self._ticks.start()
+            self._start_ticks()
 
     def _look_at_page(self) -> None:
         if self._page is not None:
@@ -358,7 +366,7 @@ class Daemon:
         self._notifier.adopt(settings.notify)
         self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
         self._watcher.start()
-        self._ticks.start()
+        self._start_ticks()
         self._adopt_page()
         self._half_taken = None
         said = f": {'; '.join(changed)}" if changed else "; nothing has changed in it"
@@ -435,24 +443,33 @@ class Daemon:
         self._has_stopped = True
         self._write_live()
 
-    def _write_metrics(self) -> None:
-        file = self._parts.settings.metrics.textfile
-        if file is not None:
-            metrics.write(file, self._figures())
+    def _is_measured(self) -> bool:
+        return self._parts.settings.metrics.textfile is not None or self._parts.settings.page.address is not None
 
-    def _figures(self) -> str:
-        parts = self._parts
-        with self._counting:  # the thread of the ticks and those of the page
-            self._counted = self._counted or metrics.Counted(parts.journal)
-            gauges = take_gauges(
-                parts.settings, parts.paths, parts.journal, parts.runner, self._watcher, started=self._started, loaded=self._loaded,
-                condition=self.condition(), low_disks=len(self._disks.episodes),
-            )  # fmt: skip
-            return metrics.render(gauges, self._counted.look())
+    def _expose(self) -> Exposition:
+        """Return what holds the metrics; it is made, and its library imported, when they are first wanted."""
+        from daemon.operating.monitoring.metrics.exposition import Exposition
+
+        if self._exposition is None:
+            settings = self._parts.settings
+            self._exposition = Exposition(self._parts.journal, stage_names(settings.work, ""), settings.variants)
+        return self._exposition
+
+    def _take_metrics(self) -> None:
+        from daemon.operating.monitoring.metrics.gauges import take_gauges
+
+        parts, exposition = self._parts, self._expose()
+        exposition.take(take_gauges(
+            parts.settings, parts.paths, parts.journal, parts.runner, self._watcher, started=self._started, loaded=self._loaded,
+            condition=self.condition(), low_disks=len(self._disks.episodes),
+        ))  # fmt: skip
+        if parts.settings.metrics.textfile is not None:
+            exposition.write(parts.settings.metrics.textfile)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The figures for a scraper, and their content type. `accept`: what it says it understands."""
-        return self._figures().encode(), "text/plain; version=0.0.4; charset=utf-8"
+        """The figures for a scraper as they were taken last, and their content type. `accept`: what it says it understands. For any thread;
+        raises Retryable where there are none of the last minute."""
+        return self._expose().answer(accept)
 
 
 def _thread_lost(cause: str) -> Permanent:

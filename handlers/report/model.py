@@ -62,7 +62,8 @@ class Checkpoint(ReportPart):
     method: str
     """PEFT method as adapter_config.json names it, or `full` for a full fine-tune."""
     metadata: Json
-    """What training knew (epoch, loss, best metric, rank…); `loss_history` is a list of [step, loss]."""
+    """What training knew (epoch, loss, best metric, rank…); `loss_history` is a list of [step, loss], `written` when the last of its files
+    was written."""
     weight: float = 1.0
     """Factor of the delta of the checkpoint's own adapter."""
     additions: tuple[Added, ...] = ()

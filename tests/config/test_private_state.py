@@ -9,8 +9,10 @@ import pytest
 
 from daemon.config.places.paths import foreground_state, make_private, prepare
 from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
 from daemon.operating.diagnosis.doctor import examine, not_of_group
-from daemon.operating.monitoring import metrics
+from daemon.operating.monitoring.metrics.exposition import Exposition
+from daemon.operating.monitoring.metrics.figures import Figures
 from daemon.system.filesystems.private import inherited_umask, private_files
 
 
@@ -58,9 +60,11 @@ def test_exports_inside_of_the_state_directory_stay_readable(tmp_path: Path) -> 
     assert mode(tmp_path / "state") == 0o755
 
 
-def test_metrics_stay_readable_for_their_collector(tmp_path: Path) -> None:
+def test_metrics_stay_readable_for_their_collector(journal: Journal, tmp_path: Path) -> None:
+    exposition = Exposition(journal, (), ())
+    exposition.take(Figures("gauge"))
     with private_files():
-        metrics.write(tmp_path / "collector" / "ckptd.prom", "x 1\n")
+        exposition.write(tmp_path / "collector" / "ckptd.prom")
     assert (mode(tmp_path / "collector"), mode(tmp_path / "collector" / "ckptd.prom")) == (0o755, 0o644)
 
 

@@ -1,11 +1,11 @@
-"""The table of docs/operating.md's metrics, made of `daemon.operating.monitoring.metrics`: `python -m tests.monitoring.page` writes it."""
+"""The table of the metrics in docs/operating.md, made of `daemon.operating.monitoring.metrics.table`: `python -m tests.monitoring.page`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from daemon.operating.monitoring.metrics import table
+from daemon.operating.monitoring.metrics.table import table
 
 PAGE = Path(__file__).parents[2] / "docs/operating.md"
 _TABLE = re.compile(r"\| name \| kind \| labels \| what it says \|\n(?:\|.*\n)+")

@@ -46,7 +46,7 @@ DEPTH = 10
 """How many names, calls and returns a text is followed through."""
 APART = (
     "daemon/cli/views/", "daemon/operating/wording/",
-    "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/",
+    "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics/table.py", "handlers/report/",
     "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py",
     "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
     "handlers/folder/examples/", "handlers/validate/files/probes.py", "handlers/onnx/activations/contract.py",

@@ -94,7 +94,7 @@ class CheckpointRef(Record):
     base_name: str | None = None
     base_revision: str | None = None
     metadata: Json = field(default_factory=dict)
-    """What training knew: epoch, loss, best metric, rank, alpha…; for display, never part of the identity."""
+    """What training knew: epoch, loss, best metric, rank, alpha…, and when it was written; for display, never part of the identity."""
     ending: bool = False
     """Its directory has no number: it was written when training had ended, after the checkpoint of the same step."""
     weight: float = 1.0

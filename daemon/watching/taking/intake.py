@@ -7,10 +7,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.files import Fingerprint
+from daemon.checkpoints.files import Fingerprint, fingerprint_and_touch
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pinning.additions import Added, Settling, pin_additions, unpinned
@@ -26,6 +27,7 @@ from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import digest_of
+from daemon.journal.following import WRITTEN
 from daemon.journal.journal import Journal
 from daemon.system.episodes import Away
 from daemon.system.logger import Logger
@@ -130,6 +132,7 @@ class Intake:
         """
         mine = mine or Effective(self.settings)
         incoming = self.pins / self.incoming
+        written = _written(inspection.path)
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
         make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed, top=root)
         digest = identify(incoming)
@@ -146,7 +149,7 @@ class Intake:
         except BaseException:
             remove_tree(incoming)
             raise
-        mixed = {"weight": wanted.weight, "additions": added.additions}
+        mixed = {"weight": wanted.weight, "additions": added.additions, "metadata": {**inspection.metadata, **written}}
         reference = _reference(root, run, inspection, digest).model_copy(update=mixed)
         name = job_id(reference, mine.settings)
         warnings = (*added.warnings, *_left_out(inspection))
@@ -176,6 +179,18 @@ def job_id(reference: CheckpointRef, settings: Settings) -> str:
     configured = digest_of([settings.work.digest, texts]) if any(texts) else settings.work.digest
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", reference.run).strip("-.") or "run"
     return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{configured[:4]}"
+
+
+def _written(checkpoint: Path) -> dict[str, str]:
+    """Return since when nothing of a checkpoint has changed, under the name that the journal's counters know it by.
+
+    By ctimes, which nobody can set, and before it is pinned, which changes them; its folder's is that of its last renaming.
+    """
+    try:
+        newest = max(fingerprint_and_touch(checkpoint)[1].newest, os.stat(checkpoint).st_ctime_ns)
+    except OSError:  # it is going away, which the pinning finds too
+        return {}
+    return {WRITTEN: datetime.fromtimestamp(newest / 1e9, UTC).isoformat(timespec="milliseconds")}
 
 
 def _left_out(inspection: Inspection) -> list[str]:

@@ -1,8 +1,9 @@
-"""The gauges of the metrics file: how the daemon, its jobs and its disks are at this moment."""
+"""The gauges: how the daemon, its jobs and its disks are at this moment."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from daemon.journal.states import ENDED_JOB, OPEN_JOB
 from daemon.operating.monitoring.live import Condition, ConfigLoad
-from daemon.operating.monitoring.metrics import CONDITIONS, Figures
+from daemon.operating.monitoring.metrics.figures import Figures
+from daemon.operating.monitoring.metrics.table import CONDITIONS
 from daemon.operating.monitoring.outlook import starved
 from daemon.system.box import free_disk
 
@@ -28,7 +30,8 @@ def take_gauges(
     condition: Condition, low_disks: int,
 ) -> Figures:  # fmt: skip
     """Return how things are now. `started`: ISO 8601; `low_disks`: file systems without room."""
-    figures = Figures()
+    figures = Figures("gauge")
+    figures.set("ckptd_figures_time_seconds", time.time())
     figures.set("ckptd_build_info", 1, version=__version__)
     figures.set("ckptd_start_time_seconds", datetime.fromisoformat(started).timestamp())
     for verdict in CONDITIONS:
@@ -38,6 +41,7 @@ def take_gauges(
     figures.set("ckptd_thread_deaths", sum(death.count for death in condition.deaths))
     figures.set("ckptd_resident_bytes", psutil.Process().memory_info().rss)
     figures.set("ckptd_last_scan_age_seconds", time.monotonic() - watcher.last_scan)
+    figures.set("ckptd_scan_interval_seconds", settings.watch.rescan_seconds)
     for root in (*settings.watch.roots, *watcher.links):
         figures.set("ckptd_root_up", root not in watcher.silent and watcher.exists(root), root=str(root))
     figures.set("ckptd_incomplete_checkpoints", len(watcher.incomplete))
@@ -46,8 +50,8 @@ def take_gauges(
     counts = journal.jobs.counts()
     for state in (*OPEN_JOB, *ENDED_JOB):
         figures.set("ckptd_jobs", counts.get(state, 0), state=state)
-    for waiting in dict(runner.waits.of).values():
-        figures.add("ckptd_jobs_waiting", reason=str(waiting.fault.code))
+    for reason, count in Counter(str(waiting.fault.code) for waiting in dict(runner.waits.of).values()).items():
+        figures.set("ckptd_jobs_waiting", count, reason=reason)
     oldest = journal.jobs.oldest_open()
     age = 0.0 if oldest is None else time.time() - datetime.fromisoformat(oldest).timestamp()
     figures.set("ckptd_oldest_open_job_age_seconds", max(0.0, age))
