@@ -106,4 +106,7 @@ def routes() -> list[BaseRoute]:
         "status": status, "jobs": jobs, "jobs/{id}": job, "jobs/{id}/report": report, "jobs/{id}/log/{stage}": log, "runs": runs,
         "quality": quality, "peers": peers, DESCRIPTION: description,
     }  # fmt: skip
-    return [*(Route(f"{PREFIX}/{path}", endpoint) for path, endpoint in reading.items()), Route(f"{PREFIX}/{{rest:path}}", nothing)]
+    return [
+        *(Route(f"{PREFIX}/{path}", endpoint) for path, endpoint in reading.items()),
+        *(Route(path, nothing) for path in (PREFIX, f"{PREFIX}/{{rest:path}}")),
+    ]

@@ -34,7 +34,7 @@ def test_the_description_is_what_the_classes_say() -> None:
 
 def test_every_route_is_described_and_every_described_route_is_there(description: dict[str, Any]) -> None:
     there = {route.path.removeprefix(api.PREFIX) for route in api.routes() if hasattr(route, "path")}
-    assert there - {"/openapi.json", "/{rest:path}"} == set(description["paths"])
+    assert there - {"", "/openapi.json", "/{rest:path}"} == set(description["paths"])
 
 
 @pytest.mark.parametrize("path", [path for path, told in openapi.ROUTES.items() if not isinstance(told.gives, str) and path != "/quality"])

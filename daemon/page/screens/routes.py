@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -168,7 +169,9 @@ async def static(request: Request) -> Response:
 
 
 async def _nothing(request: Request) -> Response:
-    """Return the page for an address that is none."""
+    """Return the page for an address that is none; a program gets it as of the API."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise HTTPException(404)
 
     def read(request: Request, context: Context) -> Values:
         raise UsageError(FaultCode.NO_SUCH_JOB, "show the page", "there is nothing at this address", "begin at the first page")

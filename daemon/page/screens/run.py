@@ -188,7 +188,8 @@ def _metric_value(quality: RunQuality, metric: str, at: QualityAtStep, name: str
 def _kl(at: QualityAtStep, _: str, artifact: QualityOfArtifact) -> Value | None:
     if artifact.kl is None:
         return None
-    return Value(at.step, artifact.kl, *(artifact.kl_interval or (None, None)), sure=_is_good(artifact))
+    low, high = artifact.kl_interval or (None, None)
+    return Value(at.step, artifact.kl, low, high, _is_good(artifact))
 
 
 def _size(at: QualityAtStep, _: str, artifact: QualityOfArtifact) -> Value | None:
@@ -198,7 +199,8 @@ def _size(at: QualityAtStep, _: str, artifact: QualityOfArtifact) -> Value | Non
 def _speed(at: QualityAtStep, _: str, artifact: QualityOfArtifact) -> Value | None:
     if artifact.speed_over_pytorch is None:
         return None
-    return Value(at.step, artifact.speed_over_pytorch, *(artifact.speed_range or (None, None)), sure=_is_good(artifact))
+    low, high = artifact.speed_range or (None, None)
+    return Value(at.step, artifact.speed_over_pytorch, low, high, _is_good(artifact))
 
 
 def _is_good(artifact: QualityOfArtifact) -> bool:

@@ -143,7 +143,7 @@ def trace(job: JobDetails, clock: float) -> dict[str, Any]:
     for track, row in enumerate(course.rows if course else (), 1):
         events += [_named("thread_name", track, row.name), {**_named("thread_sort_index", track, ""), "args": {"sort_index": track}}]
         for span in row.spans:
-            event = {
+            event: dict[str, Any] = {
                 "name": row.name if span.kind != "wait" else f"{row.name}: wait", "cat": "wait" if span.kind == "wait" else "attempt",
                 "ph": "X", "pid": 1, "tid": track, "ts": round(span.begin * 1e6), "dur": max(1, round((span.end - span.begin) * 1e6)),
             }  # fmt: skip

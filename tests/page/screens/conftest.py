@@ -70,7 +70,11 @@ class Pages:
         """One request; no redirect is followed."""
         connection = http.client.HTTPConnection(self.address.removeprefix("http://"), timeout=60)
         try:
-            given = {"Accept-Language": language, **{name.replace("_", "-"): value for name, value in headers.items()}}
+            given = {
+                "Accept-Language": language,
+                "Accept": "text/html",
+                **{name.replace("_", "-"): value for name, value in headers.items()},
+            }
             connection.request(method, path, body, given)
             answer = connection.getresponse()
             return Page(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())

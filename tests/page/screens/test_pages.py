@@ -6,14 +6,19 @@ import html
 import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
 import pytest
 
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.page import peers
 from daemon.page.screens.render import wanted_language
+from tests.page.conftest import wait_until
 from tests.page.screens.conftest import HOSTILE, STEPS, Pages
 from tests.page.screens.serving import served
+from tests.upgrades.frozen import STATES, thaw
 from tests.words.messages import extracted
 
 KINDS = ("/", "/jobs", "/runs", "/run?name=done", f"/run?name={quote(HOSTILE)}", "/jobs/done-16-aa", "/jobs/hostile-4-bb",
@@ -183,10 +188,28 @@ def test_a_button_does_what_the_command_does_and_the_next_page_says_it(steered: 
     assert {action.rpartition("/")[2] for action in after.tree.xpath("//form[@method='post']/@action")} == {"retry"}
 
 
-def test_the_page_of_a_box_that_does_not_answer_says_so(home: object, pages: Pages) -> None:
+def test_the_page_of_many_boxes_has_their_answers_and_of_one_that_is_silent_how_old_they_are(
+    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ROUND_SECONDS", 0.2)
+    thaw(STATES / "1.0.0.tar.gz", other := tmp_path / "other")
+    with closing(sqlite3.connect(other / "state" / "journal.sqlite3")) as connection:
+        (seen,) = connection.execute("SELECT checkpoint FROM job WHERE run = 'waits'").fetchone()
+        named = CheckpointRef.model_validate_json(seen).model_copy(update={"run": HOSTILE})
+        values = (HOSTILE, named.model_dump_json(), named.identity)
+        connection.execute("UPDATE job SET run = ?, checkpoint = ?, identity = ? WHERE run = 'waits'", values)
+        connection.commit()
     away = "http://127.0.0.1:9"
-    with served(pages.home / "state", pages.home / "exports", peers=(away,)) as address:
-        other = Pages(address, pages.home)
-        assert "/boxes" in other.get("/").tree.xpath("//nav//a/@href")
-        page = other.get("/boxes")
-        assert page.status == 200 and away in page.text and "It has never answered" in page.text
+    with ExitStack() as box:
+        there = box.enter_context(served(other / "state", other / "exports"))
+        with served(pages.home / "state", pages.home / "exports", peers=(there, away)) as address:
+            here = Pages(address, pages.home)
+            assert "/boxes" in here.get("/").tree.xpath("//nav//a/@href")
+            wait_until(lambda: "succeeded" in here.get("/boxes").text)
+            page = here.get("/boxes")
+            assert HOSTILE.replace("\u202e", "\\u202e") in page.tree.text_content() and b"<script>alert" not in page.body
+            assert page.text.count("It has never answered") == 1 and " old, of " not in page.text
+            assert page.tree.xpath("//h2/a/@href") == [f"{there}/", f"{away}/"]
+            box.close()
+            wait_until(lambda: " old, of " in here.get("/boxes").text)
+            assert "succeeded" in here.get("/boxes").text, "what it said last stays"
