@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from benchmarks import _common
 
 STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "speed", "report")
 OPEN_JOBS = 10
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+"""When the first job of a journal was entered; one a second."""
 START = """
 import sys, time
 from pathlib import Path
@@ -63,12 +66,13 @@ def fill(state: Path, output: Path, jobs: int) -> None:
                 root="/runs", run=f"run-{number % 50}", step=number, path=f"/runs/run-{number % 50}/checkpoint-{number}", layout="trainer",
                 digest=f"{number:064}", method="LORA", metadata={"loss": 1.0, "history": [[step, 1.25] for step in range(20)]},
             )  # fmt: skip
+            entered = (FIRST + timedelta(seconds=number)).isoformat(timespec="milliseconds")
             ended, job = number < jobs - OPEN_JOBS, f"run-{number % 50}-{number:012}"
             c.execute(
                 "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, state, created, started)"
                 " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (job, seen.identity, work.digest, "/runs", seen.run, number, seen.model_dump_json(), work.model_dump_json(),
-                 f"/pins/{job}", f"/out/{job}", "succeeded" if ended else "pending", f"2026-01-01T00:00:{number:06}",
+                 f"/pins/{job}", f"/out/{job}", "succeeded" if ended else "pending", entered,
                  "2026" if ended else None),
             )  # fmt: skip
             c.executemany(

@@ -91,6 +91,8 @@ def test_what_is_installed_works_without_the_checkout(installed: Environment, pi
     assert "Usage: ckptd" in installed.run("ckptd", "--help").stdout
     assert installed.run("python", "-m", "ckptd", "--version").stdout == installed.run("ckptd", "--version").stdout
     assert (installed.prefix / "share" / "man" / "man1" / "ckptd.1").read_text() == (ROOT / "docs" / "ckptd.1").read_text()
+    monitoring = {path.name: path.read_bytes() for path in (installed.prefix / "share" / "ckptd" / "monitoring").iterdir()}
+    assert monitoring == {path.name: path.read_bytes() for path in (ROOT / "docs" / "monitoring").iterdir()}
     checked = installed.run("ckptd", "check")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     formats = json.loads(installed.run("ckptd", "formats", "--json").stdout)

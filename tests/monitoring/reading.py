@@ -40,7 +40,7 @@ def expose(journal: Journal) -> Exposition:
 
 def exposed(exposition: Exposition, gauges: Figures | None = None) -> Samples:
     """What is exposed now: the same to whoever asks in whichever format."""
-    exposition.take(gauges or Figures("gauge"))
-    plain, of_openmetrics = (read(*exposition.answer(accept)) for accept in (None, OPENMETRICS))
-    assert plain == of_openmetrics
+    exposition.take(gauges or Figures("gauge"))  # which also writes what was asked for last, OpenMetrics
+    plain, *others = (read(*exposition.answer(accept)) for accept in (OPENMETRICS, None, OPENMETRICS))
+    assert others == [plain, plain]
     return plain

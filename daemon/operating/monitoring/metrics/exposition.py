@@ -8,7 +8,7 @@ could be taken for a while, as on a disk that does not answer, there is no answe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client.exposition import choose_encoder, generate_latest
@@ -25,6 +25,11 @@ from daemon.operating.monitoring.metrics.table import METRICS, TICK_SECONDS
 STALE_SECONDS = 4 * TICK_SECONDS
 """Age from which on figures are no answer to what is now."""
 
+Answer = tuple[bytes, str]
+"""A text and its content type."""
+Asked = tuple[Callable[["_Taken"], bytes], str]
+"""What writes a format, and its content type."""
+
 
 class _Taken:
     """All families in the order of the table, as they were at a moment of the monotonic clock; the library's writers collect them."""
@@ -33,6 +38,8 @@ class _Taken:
         self.moment = time.monotonic()
         families = {name: family for part in parts for name, family in part.families().items()}
         self._families = [families[metric.name] for metric in METRICS if metric.name in families]
+        self.text: Answer | None = None
+        """Its text in the format that was asked for last."""
 
     def collect(self) -> Iterable[Family]:
         return self._families
@@ -45,11 +52,17 @@ class Exposition:
         """`stages`, `variants`: what exports have by the present configuration."""
         self._counted = Counted(journal, stages, variants)
         self._taken: _Taken | None = None
+        self._asked: Asked | None = None
+        """The format of the last scrape. The next ones ask for the same, and find it written."""
         self._began = time.monotonic()
 
     def take(self, gauges: Figures) -> None:
         """Take the gauges, and what has ended up to now. Raises what the journal raises."""
-        self._taken = _Taken(gauges, self._counted.look())
+        taken = _Taken(gauges, self._counted.look())
+        if self._asked is not None:
+            encode, kind = self._asked
+            taken.text = encode(taken), kind
+        self._taken = taken
 
     def write(self, file: Path) -> None:
         """Replace a text file by what was taken last; a collector never reads half of it, and may run as another user."""
@@ -58,15 +71,15 @@ class Exposition:
             folder.chmod(0o755)
         write_atomic(file, generate_latest(self._last()), durable=False, mode=0o644)
 
-    def answer(self, accept: str | None = None) -> tuple[bytes, str]:
+    def answer(self, accept: str | None = None) -> Answer:
         """Return the text and its content type, by what a request accepts: OpenMetrics, else Prometheus's own. Raises Retryable where
         none were taken of late."""
         taken = self._last()
         try:
-            encode, kind = choose_encoder(accept or "")
+            encode, kind = self._asked = choose_encoder(accept or "")
         except (ValueError, TypeError):  # a version that is no number
             encode, kind = choose_encoder("")
-        return encode(taken), kind
+        return taken.text if taken.text is not None and taken.text[1] == kind else (encode(taken), kind)
 
     def _last(self) -> _Taken:
         taken = self._taken
