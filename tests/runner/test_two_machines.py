@@ -33,7 +33,7 @@ HOLD = (
 from pathlib import Path
 from daemon.contract.faults.errors import UsageError
 from daemon.journal.journal import Journal
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 state, step = Path(sys.argv[2]), 0
 try:
     with lease.leased(state):
@@ -194,7 +194,7 @@ from daemon.config.places.paths import prepare
 from daemon.publishing.exchange.beneath import held_below
 from daemon.publishing.exchange.owners import owned
 from daemon.publishing.exchange.swap import swap
-from tests.journal.conftest import reference
+from tests.journal.entries import reference
 state, output = Path(sys.argv[2]), Path(sys.argv[2]) / "exports"
 paths = prepare(state, output)
 (staged := paths.staging / "job" / "export").mkdir(parents=True)
