@@ -28,12 +28,13 @@ from daemon.contract.disk.failpoints import VARIABLES
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "daemon")
 READ_LATE = re.compile(
-    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|STATE_DIRECTORY|RUNTIME_DIRECTORY|PYTEST_.*|TOY_.*|HF_HUB_.*"
-    r"|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS"
+    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|PYTHONIOENCODING|(STATE|RUNTIME)_DIRECTORY|PYTEST_.*|TOY_.*"
+    r"|HF_HUB_.*|PYDANTIC_DISABLE_PLUGINS|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS"
 )
 """Variables that the command reads while it works, so that they may differ from those of the process that it is forked from.
 
-Those of the second line are set by PEFT, and by stages that a test has run in its own process; the command loads no such library.
+Those of the last lines are set by PEFT, and by what a test has run in its own process: stages, and the command, which has told pydantic.
 """
 IMPORTED = re.compile(r"(?:^|; )(?:import|from) ((?:daemon|tests)[\w.]*)", re.MULTILINE)
 
@@ -58,10 +59,12 @@ def run_program(program: str, *arguments: object, **variables: str) -> subproces
     """What `python -c` makes of a program in the repository's root, with so many more variables. What it imports is imported once for all
     programs, so that it may change none of it before it imports more."""
     loaded, environment = _loaded(), {**os.environ, **variables}
-    faults = {name: environment.pop(name) for name in VARIABLES if name in environment}
-    assert loaded.fits(environment), "a variable that Python or a library reads at its start"
+    words, plain = [str(word) for word in arguments], {name: value for name, value in environment.items() if name not in VARIABLES}
+    if not loaded.fits(plain):
+        command = [sys.executable, "-c", program, *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120, check=False)
     with loaded.free:
-        return loaded.run([str(word) for word in arguments], ROOT, {**environment, **faults}, 120, None, program)
+        return loaded.run(words, ROOT, environment, 120, None, program)
 
 
 def _errors(stdin: str | None) -> str:
@@ -171,8 +174,9 @@ def _become(order: dict[str, object]) -> None:
         os.dup2(file, number)
         os.close(file)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")  # as the interpreter would; no test gives errors with it
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     os.umask(int(str(order["mask"])))
