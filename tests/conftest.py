@@ -72,16 +72,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _is_quick(config: pytest.Config) -> bool:
-    """Whether slow tests are left out, and none is named."""
-    return config.option.markexpr == "not slow" and not any("::" in argument for argument in config.args)
+    """Whether slow tests are left out, of whole folders: of a file that is named it is said how many were."""
+    return config.option.markexpr == "not slow" and all((config.invocation_params.dir / argument).is_dir() for argument in config.args)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Spare each of the processes the import of files with slow tests alone; a file that is named is looked into."""
+    """Spare each of the processes the import of files with slow tests alone."""
     if not collection_path.name.startswith("test_") or not _is_quick(config):
         return None
-    named = {config.invocation_params.dir / argument for argument in config.args}
-    return (collection_path not in named and ONLY_SLOW.search(collection_path.read_text("utf-8")) is not None) or None
+    return ONLY_SLOW.search(collection_path.read_text("utf-8")) is not None or None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
