@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -54,7 +55,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 BEGAN = time.monotonic()
 
+LIBC = ctypes.CDLL(None)
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+ONLY_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow", re.MULTILINE)
 LONGEST = (
     "live/test_training_exported_live.py", "onnx/optimize/test_optimize.py", "runner/test_lifecycle.py", "onnx/test_qwen3.py",
     "cli/test_bad_input.py", "onnx/test_activations.py", "validate/test_isolation.py", "simulation/test_simulation.py",
@@ -68,11 +71,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", type=float, default=0.0, help="begin no test after so many seconds; the files named first come first")
 
 
+def _is_quick(config: pytest.Config) -> bool:
+    """Whether slow tests are left out, of whole folders: of a file that is named it is said how many were."""
+    return config.option.markexpr == "not slow" and all((config.invocation_params.dir / argument).is_dir() for argument in config.args)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare each of the processes the import of files with slow tests alone."""
+    if not collection_path.name.startswith("test_") or not _is_quick(config):
+        return None
+    return ONLY_SLOW.search(collection_path.read_text("utf-8")) is not None or None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Make no items of a slow function that is left out: a third of all items, in each of the processes."""
+    marks = getattr(obj, "pytestmark", ()) if name.startswith("test_") and _is_quick(collector.config) else ()
+    return [] if any(mark.name == "slow" for mark in marks) else None
+
+
+def _cached(owner: Any, name: str) -> None:
+    """Let a function of a library remember what it gave."""
+    function = getattr(owner, name, None)
+    if function is not None and not hasattr(function, "cache_info"):
+        setattr(owner, name, functools.cache(function))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what would begin too late; spare each export to ONNX a quarter of its time: torch describes the same functions anew."""
-    schemas: Any = sys.modules.get("torch.onnx._internal.exporter._schemas")
-    if schemas is not None and not hasattr(schemas.op_signature_from_function, "cache_info"):
-        schemas.op_signature_from_function = functools.cache(schemas.op_signature_from_function)
+    """Leave out what would begin too late; spare each export to ONNX a third of its time: torch describes the same functions anew."""
+    _cached(sys.modules.get("torch.onnx._internal.exporter._schemas"), "op_signature_from_function")
+    _cached(sys.modules.get("torch._export.utils"), "_materialize_cpp_cia_ops")
+    traced: Any = getattr(sys.modules.get("onnxscript._internal.values"), "TracedOnnxFunction", None)
+    if traced is not None and not hasattr(traced.function_ir.fget, "cache_info"):
+        traced.function_ir = property(functools.cache(traced.function_ir.fget))
     if (seconds := item.config.getoption("--seconds")) and time.monotonic() > BEGAN + seconds:
         pytest.skip(f"not run: {seconds:g} s are over")
 
@@ -93,44 +123,29 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """What a test, or a verb that it calls, sets up for its logs ends with it."""
-    configured, root = structlog.get_config(), logging.getLogger()
-    handlers = root.handlers[:]
+def own_process() -> Iterator[None]:
+    """What a test changes in this process ends with it: what a verb sets up for its logs, what `--set` gave, and that orphans are adopted.
+
+    A test that starts attempts makes this process adopt orphans, as the daemon does; the next one's would stay as its zombies. No line is
+    broken, which would depend on the terminal and on the length of a temporary path; tests of widths set theirs. That is for the test
+    alone: pytest itself prints by the variable. All in a single fixture: each costs more than many a test does.
+    """
+    configured, root, columns = structlog.get_config(), logging.getLogger(), os.environ.get("COLUMNS")
+    handlers, adopts, known = root.handlers[:], ctypes.c_int(), (containment._adopting, containment._root)
+    LIBC.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    os.environ["COLUMNS"] = "4000"
     yield
+    if columns is None:
+        os.environ.pop("COLUMNS", None)
+    else:
+        os.environ["COLUMNS"] = columns
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, adopts.value, 0, 0, 0)
+    containment._adopting, containment._root = known
+    given_on_command_line.clear()
     structlog.configure(**configured)
     for handler in set(root.handlers) - set(handlers):
         handler.close()
     root.handlers[:] = handlers
-
-
-@pytest.fixture(autouse=True)
-def own_options() -> Iterator[None]:
-    """What a verb that a test calls was given by `--set` ends with the test."""
-    yield
-    given_on_command_line.clear()
-
-
-@pytest.fixture(autouse=True)
-def own_orphans() -> Iterator[None]:
-    """A test that starts attempts makes this process adopt orphans, as the daemon does; the next one's would stay as its zombies."""
-    library, adopts = ctypes.CDLL(None), ctypes.c_int()
-    library.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
-    known = containment._adopting, containment._root
-    yield
-    library.prctl(PR_SET_CHILD_SUBREAPER, adopts.value, 0, 0, 0)
-    containment._adopting, containment._root = known
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal() -> Iterator[None]:
-    """No line is broken, which would depend on the terminal and on the length of a temporary path; tests of widths set theirs.
-
-    For the test alone: pytest itself prints by this variable.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "4000")
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,13 +1,15 @@
-"""Runs verbs of the command line in processes that are forked from one which has loaded it: most of a verb's time is its imports.
+"""Runs verbs of the command line, and programs, in processes that are forked from one which has loaded them: most of their time is imports.
 
-Called by the tests that type a verb (`tests.cli`, `tests.service`). What depends on how the interpreter starts, a wrapper around the
-command or a variable that Python or a library reads at its start, gets an interpreter of its own.
+Called by the tests that type a verb (`tests.cli`, `tests.service`), and by those whose programs are killed on their way. What depends on
+how the interpreter starts, a wrapper around the command or a variable that Python or a library reads at its start, gets an interpreter of
+its own.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import re
@@ -21,15 +23,20 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from daemon.contract.disk.failpoints import VARIABLES
+
+ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "daemon")
 READ_LATE = re.compile(
-    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|STATE_DIRECTORY|RUNTIME_DIRECTORY|PYTEST_.*|TOY_.*|HF_HUB_.*"
-    r"|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS"
+    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|PYTHONIOENCODING|(STATE|RUNTIME)_DIRECTORY|PYTEST_.*|TOY_.*"
+    r"|HF_HUB_.*|PYDANTIC_DISABLE_PLUGINS|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS"
 )
 """Variables that the command reads while it works, so that they may differ from those of the process that it is forked from.
 
-Those of the second line are set by PEFT, and by stages that a test has run in its own process; the command loads no such library.
+Those of the last lines are set by PEFT, and by what a test has run in its own process: stages, and the command, which has told pydantic.
 """
+IMPORTED = re.compile(r"(?:^|; )(?:import|from) ((?:daemon|tests)[\w.]*)", re.MULTILINE)
 
 
 def run_verb(
@@ -46,6 +53,18 @@ def run_verb(
         [*COMMAND, *words], input=stdin, capture_output=True, text=True, errors=_errors(stdin), cwd=folder, env=dict(environment),
         timeout=timeout, check=False,
     )  # fmt: skip
+
+
+def run_program(program: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What `python -c` makes of a program in the repository's root, with so many more variables. What it imports is imported once for all
+    programs, so that it may change none of it before it imports more."""
+    loaded, environment = _loaded(), {**os.environ, **variables}
+    words, plain = [str(word) for word in arguments], {name: value for name, value in environment.items() if name not in VARIABLES}
+    if not loaded.fits(plain):
+        command = [sys.executable, "-c", program, *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120, check=False)
+    with loaded.free:
+        return loaded.run(words, ROOT, environment, 120, None, program)
 
 
 def _errors(stdin: str | None) -> str:
@@ -71,15 +90,15 @@ class _Loaded:
         return all(READ_LATE.fullmatch(name) or ours.get(name) == environment.get(name) for name in {*ours, *environment})
 
     def run(
-        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float, stdin: str | None
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float, stdin: str | None, program: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """As `run_verb`."""
+        """As `run_verb` and `run_program`."""
         with tempfile.TemporaryDirectory() as place:
             streams = [Path(place, name) for name in ("in", "out", "err")]
             streams[0].write_text(stdin or "", encoding="utf-8", errors="surrogateescape")
             os.umask(mask := os.umask(0))
             order = {"words": [*words], "folder": str(folder), "environment": dict(environment), "mask": mask,
-                     "streams": [str(path) for path in streams]}  # fmt: skip
+                     "program": program, "streams": [str(path) for path in streams]}  # fmt: skip
             pid, code = self._ask(order, timeout), None
             end = time.monotonic() + timeout
             while code is None:
@@ -132,6 +151,8 @@ def _serve() -> None:
         list(flaws(variant))  # `check` and `formats` read the code of every format, which stays as it is
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     while line := orders.readline():
+        for module in IMPORTED.findall(json.loads(line)["program"]):
+            importlib.import_module(module)
         pid = os.fork()
         if pid == 0:
             orders.close()
@@ -153,8 +174,9 @@ def _become(order: dict[str, object]) -> None:
         os.dup2(file, number)
         os.close(file)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")  # as the interpreter would; no test gives errors with it
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     os.umask(int(str(order["mask"])))
@@ -162,7 +184,12 @@ def _become(order: dict[str, object]) -> None:
     sys.argv = ["ckptd", *words]
     code: object = 1
     try:
-        code = main()
+        if program := str(order["program"]):
+            sys.argv[0] = "-c"
+            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+            code = 0
+        else:
+            code = main()
     except SystemExit as leaving:
         code = leaving.code
     except BaseException as error:

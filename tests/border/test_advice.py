@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import itertools
 import json
 import os
 import re
@@ -57,15 +58,16 @@ def commands_in(text: str) -> list[str]:
     return [*re.findall(r"`([^`]*)`", text), *re.findall(r"sudo .*", text)]
 
 
-@pytest.mark.parametrize("code", list(FaultCode))
-def test_no_message_of_a_code_is_long_or_acts_on_a_terminal_whatever_is_in_it(code: FaultCode) -> None:
-    for value in HOSTILE if code is FaultCode.UNEXPECTED else HOSTILE[:11]:
+def test_no_message_of_a_code_is_long_or_acts_on_a_terminal_whatever_is_in_it() -> None:
+    for code, value in itertools.product(FaultCode, HOSTILE):
+        if value in HOSTILE[11:] and code is not FaultCode.UNEXPECTED:
+            continue
         for fault in (
             Fault(code=code, operation=f"read {value}", cause=f"it names {value}", remedy="correct it", path=value),
             Fault(code=code, operation="read", cause=value or "x", remedy=f"correct {value}; or leave it out", path=f"/data/{value}"),
         ):
             said = fault.sentence()
-            assert len(said) <= MOST_OF_SENTENCE + 1 and said.isprintable(), f"{value[:40]!r}: {len(said)}"
+            assert len(said) <= MOST_OF_SENTENCE + 1 and said.isprintable(), f"{code} {value[:40]!r}: {len(said)}"
             assert max(len(fault.cause), len(fault.remedy), len(fault.operation)) <= MOST_OF_TEXT + 100
 
 
@@ -119,18 +121,17 @@ def test_a_closed_base_below_a_folder_of_the_configuration_is_answered_with_the_
     assert f"sudo setfacl -R -m u:ckptd:rX {shlex.quote(str(tmp_path / 'org'))}" in caught.value.fault.remedy
 
 
-@pytest.mark.parametrize("name", [one for one in HOSTILE if "\0" not in one])
 @pytest.mark.parametrize("right", ["enter", "list", "read"])
 @pytest.mark.parametrize("owner", [None, "root", "trainer"])
-def test_a_command_has_a_path_in_quotes_or_not_at_all(name: str, right: access.Right, owner: str | None) -> None:
-    path = Path("/data/runs") / name.lstrip("/")
-    remedy = access.remedy(Denial(str(path), right, "ckptd", owner, "users", 0o600 if right == "read" else 0o700), path)
-    assert "as root" not in remedy and "None" not in remedy
-    if in_command(path) is None:
-        assert not commands_in(remedy) or ("install-service --run-as" in remedy and str(path) not in remedy)
-        return
-    for line in access.commands(Denial(str(path), right, "ckptd", owner, "users", 0o700), path):
-        assert shlex.split(line)[-1] == str(path) and len(shlex.split(line)) in (4, 5)
+def test_a_command_has_a_path_in_quotes_or_not_at_all(right: access.Right, owner: str | None) -> None:
+    for path in (Path("/data/runs") / name.lstrip("/") for name in HOSTILE if "\0" not in name):
+        remedy = access.remedy(Denial(str(path), right, "ckptd", owner, "users", 0o600 if right == "read" else 0o700), path)
+        assert "as root" not in remedy and "None" not in remedy
+        if in_command(path) is None:
+            assert not commands_in(remedy) or ("install-service --run-as" in remedy and str(path) not in remedy), path
+            continue
+        for line in access.commands(Denial(str(path), right, "ckptd", owner, "users", 0o700), path):
+            assert shlex.split(line)[-1] == str(path) and len(shlex.split(line)) in (4, 5)
 
 
 @pytest.mark.parametrize("right", ["enter", "list", "read"])
@@ -156,15 +157,16 @@ def test_a_pickle_that_runs_code_is_not_answered_with_a_program_of_its_folder(tm
         assert "python" not in said and str(tmp_path / "zero_to_fp32.py") not in said and len(said) <= MOST_OF_SENTENCE + 1
 
 
-@pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("field", ["base_model_name_or_path", "peft_type", "task_type", "revision", "auto_mapping"])
-def test_no_value_of_an_adapters_configuration_gets_into_a_command(tmp_path: Path, field: str, value: str) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/name", field: value}))
+def test_no_value_of_an_adapters_configuration_gets_into_a_command(tmp_path: Path, field: str) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    refusal = refusal_of(tmp_path)
-    if refusal is not None:
-        assert len(refusal.sentence()) <= MOST_OF_SENTENCE + 1 and refusal.sentence().isprintable()
-        assert not any(value in command for command in commands_in(refusal.remedy)) or len(value) < 3
+    for value in HOSTILE:
+        config = {"peft_type": "LORA", "base_model_name_or_path": "org/name", field: value}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        refusal = refusal_of(tmp_path)
+        if refusal is not None:
+            assert len(refusal.sentence()) <= MOST_OF_SENTENCE + 1 and refusal.sentence().isprintable(), value
+            assert not any(value in command for command in commands_in(refusal.remedy)) or len(value) < 3
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ENOSPC, errno.EIO, errno.EROFS, errno.EPERM, errno.ELOOP])

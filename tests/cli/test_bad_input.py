@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import zipfile
 from collections.abc import Callable, Sequence
@@ -240,10 +242,13 @@ def test_too_little_memory_for_a_stage_fails_it_with_the_figures(tmp_path: Path,
 
 
 def test_a_toolchain_that_is_missing_is_told_before_anything_starts(tmp_path: Path, pico_checkpoint: Path) -> None:  # R5.4
-    answer = export(tmp_path, pico_checkpoint, CKPTD_EXPORT__VARIANTS="pytorch,gguf-q8_0")
+    words = [*COMMAND, "export", str(pico_checkpoint), "--to", "pytorch", "--to", "gguf-q8_0", "--output", str(tmp_path / "out")]
     told = "gguf-q8_0 can't be made: the toolchain gguf is not installed; run `ckptd toolchain install gguf`."
-    assert answer.returncode == 3
-    assert told in answer.stderr.partition("merge: running")[0]
+    with subprocess.Popen(words, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        before = list(itertools.takewhile(lambda line: "merge: running" not in line, process.stderr))
+        process.kill()
+    assert told in "".join(before) and process.returncode == -signal.SIGKILL
 
 
 def test_a_second_daemon_on_the_same_journal_is_refused_and_the_first_goes_on(make_service: Callable[..., Service]) -> None:

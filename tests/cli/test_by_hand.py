@@ -19,7 +19,7 @@ from daemon.operating.monitoring.live import LiveFile, write_live
 from daemon.operating.monitoring.meant import find_job
 from daemon.operating.monitoring.status import find, rows, snapshot
 from daemon.system.lock import locked
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 
 ID = "r-20-cf8aebb1c951"
 

@@ -25,7 +25,7 @@ from daemon.operating.wording.exports import retry_helps
 from daemon.system.lock import locked
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import job, shown, status
-from tests.journal.conftest import STAGES, enter, reference
+from tests.journal.entries import STAGES, enter, reference
 
 
 @pytest.fixture

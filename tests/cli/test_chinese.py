@@ -49,15 +49,26 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[str, ...], tuple[int, str]]:
+    """What has been asked for already, by words."""
+    return {}
+
+
 @pytest.fixture
-def chinese(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs a verb in this process, as under LANG=zh_CN.UTF-8: (exit code, what it printed)."""
+def chinese(
+    home: Path, answers: dict[tuple[str, ...], tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
+    """Runs a verb in this process, once for all tests, as under LANG=zh_CN.UTF-8: (exit code, what it printed)."""
 
     def run(*words: str) -> tuple[int, str]:
+        if words in answers:
+            return answers[words]
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["ckptd", *words])
         code = main()
-        return code, "".join(capsys.readouterr())
+        answers[words] = code, "".join(capsys.readouterr())
+        return answers[words]
 
     for name in list(os.environ):
         if name.startswith(("CKPTD_", "EXPORT_")):

@@ -13,7 +13,7 @@ import pytest
 from daemon.cli import main
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, export, one_sentence
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 from tests.sampling import some
 
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -25,7 +25,7 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 from tests.cli.test_width import WHOLE
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 from tests.publish.test_run_figures import report
 from tests.sampling import some
 

@@ -34,7 +34,7 @@ from daemon.running.rules import ready
 from daemon.system.lock import locked
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import job as shown_job
-from tests.journal.conftest import STAGES, enter, reference
+from tests.journal.entries import STAGES, enter, reference
 from tests.runner.conftest import Toy, copied
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import copied
-from tests.service import Service
+from tests.runner.conftest import Toy, copied
 
 
 @dataclass
 class Made:
     """What a daemon has made of a checkpoint."""
 
-    service: Service
+    service: Toy
     checkpoint: Path
     target: Path
 
@@ -31,9 +30,9 @@ class Made:
 
 
 @pytest.fixture
-def made(make_service: Callable[..., Service], pico_checkpoint: Path, pico_base: Path) -> Made:
+def made(make_toy: Callable[..., Toy], pico_checkpoint: Path, pico_base: Path) -> Made:
     """A checkpoint that a daemon has exported, which runs on."""
-    service = make_service(extra=f'[base]\nsearch = ["{pico_base.parent}"]\n')
+    service = make_toy(extra=f'[base]\nsearch = ["{pico_base.parent}"]\n')
     checkpoint = copied(pico_checkpoint, service)
     service.start()
     value = service.wait_for(lambda status: bool(status["counts"].get("succeeded")))

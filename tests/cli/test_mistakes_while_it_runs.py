@@ -24,7 +24,7 @@ from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
 from daemon.operating.monitoring.status import snapshot
 from daemon.operating.reload import unread_change
 from daemon.system.lock import locked
-from tests.journal.conftest import enter
+from tests.journal.entries import enter
 from tests.service import Service
 
 STEERING = {

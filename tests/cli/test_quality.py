@@ -16,7 +16,7 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.run_quality import RunQuality, run_quality
 from tests.cli.test_bad_input import ckptd
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 from tests.publish.test_run_figures import report
 
 

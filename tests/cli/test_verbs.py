@@ -19,7 +19,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 from tests.runner.conftest import Toy
 from tests.service import listing
 

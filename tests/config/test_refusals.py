@@ -113,10 +113,13 @@ def _floats(values: Mapping[str, object], path: str = "") -> Iterator[str]:
 FLOATS = [*_floats(Settings().model_dump()), "validate.thresholds.onnx.kl"]
 
 
-@pytest.mark.parametrize("key", FLOATS)
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
-def test_a_number_that_json_does_not_have_is_refused(refusal: Refusal, key: str, value: str) -> None:  # R5.5
-    assert f"{key}: " in refusal(f"{key} = {value}\n")
+def test_a_number_that_json_does_not_have_is_refused(refusal: Refusal, value: str) -> None:  # R5.5
+    for share in (True, False):  # a share has a range of its own, and what else is wrong is looked for afterwards
+        keys = [key for key in FLOATS if key.endswith(".agreement") is share]
+        for some in (keys[first : first + 20] for first in range(0, len(keys), 20)):
+            said = refusal("".join(f"{key} = {value}\n" for key in some))
+            assert [key for key in some if f"\n  {key}: " not in said] == []
 
 
 def test_thresholds_of_an_unknown_variant_are_named_with_the_nearest_one(refusal: Refusal) -> None:  # R5.5

@@ -235,13 +235,16 @@ def test_paths_that_can_not_be_meant_are_usage_errors(pickled: Path, tmp_path: P
         answer = ckptd(tmp_path, "convert", source, target)
         assert answer.returncode == 2 and said in one_sentence(answer), answer.stderr
     assert [path.name for path in full.iterdir()] == ["x"]
+
+
+def test_a_folder_without_pickled_weights_is_refused_with_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")
-    answer = ckptd(tmp_path, "convert", tmp_path / "empty", tmp_path / "new")
-    assert answer.returncode == 1 and "there is no file of weights that ends in .bin, .pt, .pth, .ckpt" in one_sentence(answer)
+    with pytest.raises(Permanent, match=r"there is no file of weights that ends in \.bin, \.pt, \.pth, \.ckpt"):
+        converted(tmp_path / "empty", tmp_path / "new")
     (tmp_path / "empty" / "model.safetensors").touch()
-    answer = ckptd(tmp_path, "convert", tmp_path / "empty", tmp_path / "new")
-    assert answer.returncode == 1 and "its weights are safetensors already" in one_sentence(answer) and "--to" in one_sentence(answer)
+    with pytest.raises(Permanent, match=r"its weights are safetensors already.*--to"):
+        converted(tmp_path / "empty", tmp_path / "other")
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, Notice
 from tests.faults.forks import tell
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 
 FAULT = Fault(code="c", operation="o", cause="because", remedy="r")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from daemon.contract.disk.files import sweep_temporaries
 from daemon.publishing.exchange.swap import complete_swaps
 from tests.fsck.world import STAGES, World
 from tests.sampling import some
+from tests.verbs import run_program
 
 LINKED = ["publish.before-link", "publish.link-made", "publish.linked", "publish.link-durable"]
 COMMIT = ["before.finish-job", "after.finish-job"]
@@ -61,10 +60,7 @@ def ready(home: Path, way: str) -> None:
 @pytest.mark.parametrize(("way", "point"), some(CASES, of=6))
 def test_after_one_more_try_nothing_is_lost_or_twice_or_half(tmp_path: Path, way: str, point: str) -> None:  # R6.5
     ready(tmp_path, way)
-    words = [sys.executable, "-c", PROGRAM, str(tmp_path), way]
-    done = subprocess.run(
-        words, env={**os.environ, "CKPTD_FAULT": point}, check=False, cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )  # fmt: skip
+    done = run_program(PROGRAM, tmp_path, way, CKPTD_FAULT=point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     world = World(tmp_path)
     try:

@@ -23,7 +23,7 @@ from daemon.journal.file.database import Database
 from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.maintenance import BACKUPS, JournalMaintenance
-from tests.journal.conftest import enter
+from tests.journal.entries import enter
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -274,7 +274,7 @@ import subprocess, sys
 from pathlib import Path
 from daemon.contract.faults.errors import Retryable
 from daemon.journal.journal import Journal
-from tests.journal.conftest import enter
+from tests.journal.entries import enter
 folder = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], check=True)
 journal = Journal(folder / "journal.sqlite3")

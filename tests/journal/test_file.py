@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -17,13 +16,14 @@ from daemon.journal.file import opening
 from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.status import snapshot
-from tests.journal.conftest import enter
+from tests.journal.entries import enter
+from tests.verbs import run_program
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
 from daemon.journal.journal import Journal
-from tests.journal.conftest import enter
+from tests.journal.entries import enter
 journal = Journal(Path(sys.argv[1]))
 print("opened", flush=True)
 enter(journal)
@@ -34,11 +34,7 @@ journal.close()
 
 def child(file: Path, fault: str) -> subprocess.CompletedProcess[str]:
     """Enter a job in a process of its own that dies at the fault point."""
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "CKPTD_FAULT": fault, "PYTHONPATH": str(root)}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(file)], env=environment, capture_output=True, text=True, check=False, cwd=root
-    )
+    return run_program(PROGRAM, file, CKPTD_FAULT=fault)
 
 
 @pytest.mark.parametrize(("fault", "there"), [("before.add-job", False), ("after.add-job", True)])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +15,8 @@ import pytest
 
 from daemon.contract.faults.errors import Retryable
 from daemon.journal.journal import Journal
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
+from tests.verbs import run_program
 
 COUNT = 5
 
@@ -145,9 +143,7 @@ side_by_side(journal, entries(journal))
 
 @pytest.mark.parametrize(("point", "there"), [("before.add-job", False), ("journal.within-group", False), ("after.add-job", True)])
 def test_a_daemon_that_is_killed_has_entered_all_that_were_committed_together_or_none(file: Path, point: str, there: bool) -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "CKPTD_FAULT": point, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(file)], env=environment, check=False, cwd=root)
+    done = run_program(PROGRAM, file, CKPTD_FAULT=point)
     assert done.returncode == -signal.SIGKILL
     journal = Journal(file)
     assert len(journal.jobs.open_ids()) == (COUNT if there else 0)

@@ -30,7 +30,7 @@ from daemon.journal.rows import Notice
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.integrity.maintenance import open_journal
 from daemon.operating.monitoring.status import find, snapshot
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 
 MADE_UP = """
 -- A table, a column with a default; a transition; and a column in another form.

@@ -8,7 +8,7 @@ import pytest
 
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.status import ids
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,9 +27,10 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.sql import schema_version
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal, rebuilt_state
-from tests.journal.conftest import STAGES, WORK, reference
+from tests.journal.entries import STAGES, WORK, reference
 from tests.journal.test_file import kill_in_the_middle_of_a_commit
 from tests.sampling import some
+from tests.verbs import run_program
 
 ROOT = Path(__file__).parents[2]
 JOBS = ("first", "second")
@@ -212,10 +212,10 @@ open_journal(prepare(Path(sys.argv[1]), Path(sys.argv[2]))).close()
 
 
 def run_child(program: str, *arguments: Path, fault: str = "", check: bool = False) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CKPTD_FAULT": fault, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], env=environment, capture_output=True, text=True, check=check, cwd=ROOT
-    )
+    done = run_program(program, *arguments, CKPTD_FAULT=fault)
+    if check:
+        done.check_returncode()
+    return done
 
 
 @pytest.mark.parametrize("damage", some([_garbage, _deleted], of=2))

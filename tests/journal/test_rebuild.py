@@ -25,7 +25,7 @@ from daemon.journal.rows import AttemptId
 from daemon.operating.integrity.maintenance import open_journal, rebuilt_state
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.watching.taking.intake import Intake
-from tests.journal.conftest import WORK, reference
+from tests.journal.entries import WORK, reference
 from tests.selection.conftest import Desks
 from tests.service import Service, listing
 

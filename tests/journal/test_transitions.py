@@ -16,7 +16,7 @@ from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Target
 from daemon.journal.rows import AttemptId, Notice
-from tests.journal.conftest import STAGES, enter, reference
+from tests.journal.entries import STAGES, enter, reference
 
 JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")
 JOB_LEGAL = {

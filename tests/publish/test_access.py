@@ -24,7 +24,7 @@ from daemon.publishing.publication import assemble
 from daemon.publishing.verification import verify
 from daemon.system.filesystems.private import private_files
 from tests.detection.helpers import copy_of
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 from tests.publish.parts import parts, publish, swap_in
 
 BITS = st.integers(0, 0o777).map(lambda mode: mode | 0o400)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from daemon.publishing.exchange.swap import complete_swaps
 from tests.publish.parts import expected, listing, publish, put_in_the_way, set_aside, version_of
 from tests.sampling import some
+from tests.verbs import run_program
 
 BEGINNING = ["publish.part", "publish.part", "publish.assembled", "publish.manifest"]
 
@@ -76,10 +76,7 @@ publish(home, 2, target)
 
 def publish_elsewhere(home: Path, target: Path, before: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Publish version 2 in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(home), str(target), before], env={**os.environ, **environment}, check=False,
-        cwd=Path(__file__).parents[2], capture_output=True, text=True,
-    )  # fmt: skip
+    return run_program(PROGRAM, home, target, before, **environment)
 
 
 @pytest.mark.parametrize("before", some(SEQUENCES, of=2))

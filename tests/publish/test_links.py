@@ -19,7 +19,7 @@ from daemon.publishing.exchange.ours import Looked
 from daemon.publishing.links import links_from_inside
 from daemon.publishing.publication import publish_job
 from daemon.publishing.retention import prune
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 from tests.publish.parts import link as link_to
 
 

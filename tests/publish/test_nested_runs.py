@@ -29,7 +29,7 @@ from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.publication import publish_job
 from daemon.publishing.verification import exports_below, verify
 from daemon.watching.taking.places import Places, takings_of
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 
 
 class Printer:

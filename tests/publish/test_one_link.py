@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from daemon.publishing.lending import is_as_lent, lend_staged, take_all_back
 from daemon.publishing.publication import ExportPart, assemble
 from tests.publish.parts import swap_in
 from tests.sampling import some
+from tests.verbs import run_program
 
 KEY = "key-of-onnx"
 
@@ -261,9 +261,7 @@ RESTART = "import sys; from pathlib import Path; from tests.publish.test_one_lin
 
 def elsewhere(program: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it in a process of its own."""
-    command = [sys.executable, "-c", program, str(home)]
-    settings = {**os.environ, **environment}
-    return subprocess.run(command, env=settings, check=False, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    return run_program(program, home, **environment)
 
 
 def prepared(home: Path, which: str) -> Job:

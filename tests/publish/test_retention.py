@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.faults.layer import Faults, Rule
 from tests.publish.parts import link as link_to
 from tests.publish.parts import publish
 from tests.sampling import some
+from tests.verbs import run_program
 
 NOW = 1_000_000_000.0
 
@@ -248,8 +248,7 @@ POINTS = ["retention.before-rename", "retention.renamed", "retention.durable", "
 def test_killed_at_any_point_every_export_is_whole_or_gone_and_the_next_time_ends_it(
     folder: Path, tmp_path: Path, point: str, disk: str
 ) -> None:
-    words = [sys.executable, "-c", CRASH, str(folder), str(tmp_path / "staging"), disk]
-    done = subprocess.run(words, env={**os.environ, "CKPTD_FAULT": point}, check=False, capture_output=True, text=True)
+    done = run_program(CRASH, folder, tmp_path / "staging", disk, CKPTD_FAULT=point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     for one in read_exports(folder):
         assert verify(one.path).sound

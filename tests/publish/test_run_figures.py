@@ -20,7 +20,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.publishing.retention import Export, plan_removal, ranked_by_quality
 from daemon.publishing.run_figures import figures_of_run, of_run, published_of, read_report, run_figures
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 
 QUALITY = SelectSettings(best_by="quality")
 

@@ -10,7 +10,7 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.verdicts import asked_variants, judge, status_of
-from tests.journal.conftest import reference
+from tests.journal.entries import reference
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED
 VARIANTS = ("pytorch", "onnx", "onnx-int8")

@@ -16,7 +16,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.running.endings import close_job
 from daemon.watching.taking.places import Places, takings_of
-from tests.journal.conftest import WORK
+from tests.journal.entries import WORK
 
 VARIANTS = ("pytorch", "onnx", "onnx-int8")
 

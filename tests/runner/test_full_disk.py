@@ -31,7 +31,7 @@ from daemon.running.attempts.post_mortem import Death, conclude
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
 from handlers.__main__ import _failed
-from tests.journal.conftest import enter
+from tests.journal.entries import enter
 from tests.runner.desk import Desks, done
 
 SCRIPT = """

@@ -33,7 +33,7 @@ HOLD = (
 from pathlib import Path
 from daemon.contract.faults.errors import UsageError
 from daemon.journal.journal import Journal
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 state, step = Path(sys.argv[2]), 0
 try:
     with lease.leased(state):
@@ -194,7 +194,7 @@ from daemon.config.places.paths import prepare
 from daemon.publishing.exchange.beneath import held_below
 from daemon.publishing.exchange.owners import owned
 from daemon.publishing.exchange.swap import swap
-from tests.journal.conftest import reference
+from tests.journal.entries import reference
 state, output = Path(sys.argv[2]), Path(sys.argv[2]) / "exports"
 paths = prepare(state, output)
 (staged := paths.staging / "job" / "export").mkdir(parents=True)
@@ -286,22 +286,29 @@ def test_of_machines_that_start_at_the_same_moment_exactly_one_has_it(rounds: in
             shutil.rmtree(state, ignore_errors=True)
 
 
-VERB = (
+VERBS = (
     MACHINE
     + """
-sys.argv = ["ckptd", *sys.argv[2:]]
+import contextlib, io, json
 from daemon.cli.main import main
-sys.exit(main())
+answers, config = [], sys.argv[3]
+for words in json.loads(sys.argv[2]):
+    sys.argv = ["ckptd", *words, "--config", config]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main()
+    answers.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(answers))
 """
 )
 
 
-def verb(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command on this machine."""
-    return subprocess.run(
-        [sys.executable, "-c", VERB, name, *map(str, arguments)],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+def verbs(name: str, config: Path, *commands: str) -> list[tuple[int, str, str]]:
+    """Commands on this machine, one after the other: (exit code, output, errors)."""
+    words = json.dumps([command.split() for command in commands])
+    said = subprocess.check_output(
+        [sys.executable, "-c", VERBS, name, words, str(config)], text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    return [(code, out, errors) for code, out, errors in json.loads(said)]
 
 
 @pytest.fixture
@@ -322,29 +329,26 @@ def contents(state: Path) -> dict[str, bytes]:
 def test_a_second_machine_says_where_the_daemon_works_until_that_is_silent(config: Path) -> None:
     with machine("first", config, SERVE) as first:
         said(first, "daemon.started")
-        status = verb("second", "status", "--config", config)
-        assert status.returncode == 0 and "a ckptd on first (pid " in status.stdout and "not running" not in status.stdout
-        daemon = json.loads(verb("second", "status", "--json", "--config", config).stdout)["daemon"]
+        (code, status, _), (_, answer, _), (_, checked, _) = verbs("second", config, "status", "status --json", "check")
+        assert code == 0 and "a ckptd on first (pid " in status and "not running" not in status
+        daemon = json.loads(answer)["daemon"]
         assert (daemon["running"], daemon["host"], daemon["pid"]) == (True, "first", first.pid)
-        assert "a ckptd on first (pid " in " ".join(verb("second", "check", "--config", config).stdout.split())
-        assert json.loads(verb("first", "status", "--json", "--config", config).stdout)["daemon"]["host"] is None
-    status = verb("second", "status", "--config", config)
-    assert status.returncode == 0 and "not running" in status.stdout
+        assert "a ckptd on first (pid " in " ".join(checked.split())
+        ((_, answer, _),) = verbs("first", config, "status --json")
+        assert json.loads(answer)["daemon"]["host"] is None
+    ((code, status, _),) = verbs("second", config, "status")
+    assert code == 0 and "not running" in status
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("queue", "pause"), ("queue", "resume"), ("queue", "retry", "--failed"), ("queue", "cancel", "x"), ("queue", "first", "x"),
-     ("reload",), ("list",), ("show", "x"), ("verify", "--journal"), ("prune",)],
-    ids=" ".join,
-)  # fmt: skip
-def test_no_verb_of_a_second_machine_opens_the_journal(arguments: tuple[str, ...], config: Path, tmp_path: Path) -> None:
+def test_no_verb_of_a_second_machine_opens_the_journal(config: Path, tmp_path: Path) -> None:
+    refused = ("queue pause", "queue resume", "queue retry --failed", "queue cancel x", "queue first x", "reload", "list", "show x",
+               "verify --journal", "prune")  # fmt: skip
     with machine("first", config, SERVE) as first:
         said(first, "daemon.started")
         before = contents(tmp_path / "state")
-        refused = verb("second", *arguments, "--config", config)
-        assert refused.returncode == 2 and refused.stdout == "", refused
-        assert refused.stderr.count("a ckptd on first (pid ") == 1 and "Traceback" not in refused.stderr
+        for command, (code, out, errors) in zip(refused, verbs("second", config, *refused), strict=True):
+            assert code == 2 and out == "", (command, out)
+            assert errors.count("a ckptd on first (pid ") == 1 and "Traceback" not in errors, (command, errors)
         assert contents(tmp_path / "state") == before
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 FOLDERS = ("daemon", "handlers")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+NAMING = (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+LOOPS = (ast.For, ast.comprehension)
+GIVING = (ast.Assign, *NAMING, *LOOPS, ast.Call)
+"""Statements and expressions that give names values."""
 FEW = 3
 """Functions of one name that an attribute is taken for."""
 
@@ -59,7 +63,7 @@ class Project:
             self._calls[callee_of(node)].append(node)
             for keyword in node.keywords:
                 self._fields[keyword.arg or ""].append(keyword.value)
-        for target, value in given(node):
+        for target, value in given(node) if isinstance(node, GIVING) else ():
             if isinstance(target, ast.Attribute):
                 self._fields[target.attr].append(value)
             elif function is None and isinstance(target, ast.Name):
@@ -158,9 +162,9 @@ def given(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _each(target, [node.value])
-    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+    elif isinstance(node, NAMING) and node.value is not None:
         yield node.target, node.value
-    elif isinstance(node, ast.For | ast.comprehension):
+    elif isinstance(node, LOOPS):
         yield from _each(node.target, node.iter.elts if isinstance(node.iter, ast.Tuple | ast.List) else [node.iter])
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert", "add"):
         yield from ((node.func.value, argument) for argument in node.args)
@@ -196,7 +200,7 @@ def _local(function: FUNCTION) -> Mapping[str, list[ast.expr]]:
     """Each plain name of a function with what it is given there."""
     values: dict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(function):
-        for target, value in given(node):
+        for target, value in given(node) if isinstance(node, GIVING) else ():
             if isinstance(target, ast.Name):
                 values[target.id].append(value)
     return values

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.words.project import FUNCTION, Project, callee_of, given, last_name
+from tests.words.project import FUNCTION, GIVING, Project, callee_of, given, last_name
 from tests.words.templates import is_prose, parts_of, template_of, terms_of
 
 ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault", "after"})
@@ -96,11 +96,12 @@ class Templates:
         """Nodes of what says how far something is: a verb and a name are enough."""
         self._project = Project(root)
         for name, tree in self._project.trees.items():
-            calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and callee_of(node) in PROGRESS)
+            nodes = list(ast.walk(tree))
+            calls = (node for node in nodes if isinstance(node, ast.Call) and callee_of(node) in PROGRESS)
             self._brief.update(id(argument) for call in calls for argument in call.args[1:2])
-            for node in _shown(tree, whole=name.startswith(WHOLE)):
+            for node in _shown(nodes, whole=name.startswith(WHOLE)):
                 self._follow(node, 0)
-            for node in ast.walk(tree):
+            for node in nodes:
                 if isinstance(node, FUNCTION) and TELLING.search(node.name) and "str" in ast.unparse(node.returns or ast.Constant(None)):
                     for value in self._project.returns(node):
                         self._follow(value, 0)
@@ -179,10 +180,10 @@ class Templates:
             yield from ((argument, 0) for argument in node.args)
 
 
-def _shown(tree: ast.AST, *, whole: bool) -> Iterator[ast.AST]:
-    """Every text of a file that a person reads."""
+def _shown(nodes: Sequence[ast.AST], *, whole: bool) -> Iterator[ast.AST]:
+    """Every text of a file, given as its nodes from the top down, that a person reads."""
     apart: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             apart.add(id(node.value))
         elif isinstance(node, ast.JoinedStr):
@@ -193,8 +194,9 @@ def _shown(tree: ast.AST, *, whole: bool) -> Iterator[ast.AST]:
         elif isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             yield from (value for key, value in pairs if isinstance(key, ast.Constant) and key.value in IN_MAPPINGS)
-        yield from (value for target, value in given(node) if last_name(target) in COLLECTED)
-        if whole and isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in apart:
+        if isinstance(node, GIVING):
+            yield from (value for target, value in given(node) if last_name(target) in COLLECTED)
+        if whole and isinstance(node, (ast.Constant, ast.JoinedStr)) and id(node) not in apart:
             yield node
 
 

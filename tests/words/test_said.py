@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,12 @@ EXCEPTIONS = {
     "\\[env var: ": "looked for in the parser's page",
 }
 """Sentences for others than who reads the terminal."""
-MESSAGES = frozenset(text for message in extracted() for text in (message.text, message.plural) if text)
+
+
+@functools.cache
+def messages() -> frozenset[str]:
+    """Return the texts of the catalogue's entries."""
+    return frozenset(text for message in extracted() for text in (message.text, message.plural) if text)
 
 
 def unnamed(template: str) -> str:
@@ -83,7 +89,7 @@ def test_every_sentence_of_a_command_is_translated_or_recorded(file: Path) -> No
         if call not in _KEYWORDS
         and call not in NOT_SAID
         and unnamed(text) not in RECORDED
-        and text not in MESSAGES
+        and text not in messages()
         and text not in EXCEPTIONS
     ]
     assert untold == []
@@ -98,6 +104,6 @@ def test_what_is_translated_is_written_out_or_has_a_name(file: Path) -> None:
         and isinstance(node.func, ast.Name)
         and node.func.id in ("translated", "to_translate", "translated_plural")
         for argument in node.args[:2]
-        if isinstance(argument, ast.JoinedStr) or (isinstance(argument, ast.Constant) and argument.value not in MESSAGES)
+        if isinstance(argument, ast.JoinedStr) or (isinstance(argument, ast.Constant) and argument.value not in messages())
     ]
     assert wrong == [], "an f-string has no entry in the catalogue: use names in braces and .format()"
