@@ -153,6 +153,5 @@ def logs(
 
         print_stage_log(queue.attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
         return
-    if job is not None:
-        job = queue.in_log(state, job)
-    print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)
+    log, id = (StatePaths(state).log, "") if job is None else queue.in_log(state, job)
+    print_log(log, follow=follow, lines=lines, job=id, as_json=json_)
