@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +16,7 @@ from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
 from daemon.running.cluster.executor import ClusterExecutor, Terms
 from daemon.running.cluster.port import Scheduler
-from daemon.running.cluster.ray.scheduler import Ray, ray_is_missing
+from daemon.running.cluster.ray.scheduler import Ray, why_not
 from daemon.running.cluster.slurm.scheduler import Options, Slurm
 
 LOCAL = "local"
@@ -100,12 +99,8 @@ def scheduler_of(settings: ClusterSettings) -> Scheduler:
     """The scheduler that is configured. Raises UsageError where this machine lacks what it takes."""
     if settings.executor != "ray":
         return slurm_of(settings)
-    why = ray_is_missing(str(settings.ray.python or ""))
-    if why:
-        raise UsageError(
-            FaultCode.CONFIG_INVALID, 'use cluster.executor = "ray"', why,
-            f"install it (`{sys.executable} -m pip install ckptd[ray]`), or let cluster.ray.python name an interpreter with Ray",
-        )  # fmt: skip
+    if refused := why_not(settings.ray.address, str(settings.ray.python or "")):
+        raise UsageError(FaultCode.CONFIG_INVALID, 'use cluster.executor = "ray"', *refused)
     return ray_of(settings)
 
 
