@@ -11,7 +11,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import ORDERS, Orders
+from daemon.contract.jobs.elsewhere import ORDERS, Claim, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
 from daemon.running.cluster.executor import ClusterExecutor, Terms
@@ -57,8 +57,12 @@ class ByStage:
         return self._queue(context.stage) == LOCAL and ask is not None and bool(ask(context, bounds))
 
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> Attempt | StageResult | None:
-        """As `Executor.reclaim`: the folder says whose the attempt is, whatever the configuration is now."""
+        """As `Executor.reclaim`: the folder says whose the attempt is, whatever the configuration is now. What nobody was asked for is made
+        anew where the configuration says."""
         orders = elsewhere.get(folder, ORDERS, Orders)
+        unasked = orders is not None and orders.submission == "none" and orders.scheduler != self._settings.executor
+        if unasked and elsewhere.take(folder, Claim(by="daemon")):
+            return None
         owner: Executor = self._clusters.get(orders.scheduler, self._cluster) if orders is not None else self._local
         return owner.reclaim(id, folder, bounds)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unsure
+from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unasked, Unsure
 from daemon.running.cluster.slurm.words import ENDINGS, PENDING, reason_in_words
 
 OUTPUT = "scheduler.txt"
@@ -151,7 +151,7 @@ class Slurm:
         except subprocess.TimeoutExpired:
             raise Unsure(f"{program} gave no answer in {CALL_SECONDS:.0f} s") from None
         except OSError as error:
-            raise Unsure(f"{path} can't be run: {error.strerror}") from None
+            raise Unasked(f"{path} can't be run: {error.strerror}") from None
         return done.returncode, done.stdout, done.stderr
 
 
