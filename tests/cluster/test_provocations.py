@@ -62,10 +62,9 @@ def at_work(bench: Bench) -> ClusterAttempt:
 
 
 def child_of(attempt: ClusterAttempt) -> psutil.Process:
-    """The process of the stage."""
-    (child,) = [
-        process for process in psutil.process_iter(["cmdline"]) if str(attempt.folder / "job-there.json") in process.info["cmdline"]
-    ]
+    """The process of the stage, whose parent cares for it."""
+    both = {process.pid: process for process in psutil.process_iter(["cmdline"]) if str(attempt.folder) in (process.info["cmdline"] or ())}
+    (child,) = [process for process in both.values() if process.ppid() in both]
     return child
 
 
