@@ -92,4 +92,6 @@ def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySite]:
 @pytest.fixture
 def make_remote(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
     """Makes daemons whose stages run by the scheduler that `cluster` names."""
-    yield from making(Remote, tmp_path)
+    below = tmp_path / "remote"
+    below.mkdir()
+    yield from making(Remote, below)

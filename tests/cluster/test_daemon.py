@@ -30,6 +30,7 @@ def held(make_submitting: Make, add: Add) -> Remote:
     return make_submitting().start_held(add)
 
 
+@pytest.mark.slow
 def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(held: Remote, site: SlurmSite) -> None:
     (stage,) = [stage for job in held.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
     assert stage["place"]["scheduler"] == "slurm" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
