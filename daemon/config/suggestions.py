@@ -23,7 +23,7 @@ OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A half-sentence that proposes the most similar known name, or lists all."""
     names = sorted(set(known))
-    match = alike(name, names)
+    match = alike(name, names, 0.5)
     return f"did you mean {match!r}?" if match else f"the names are {', '.join(names)}"
 
 

@@ -35,9 +35,9 @@ KINDS: tuple[str, ...] = get_args(Kind)
 """The kinds of models that engines are declared for."""
 
 
-def alike(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`; None where none is."""
-    return next(iter(difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.5)), None)
+def alike(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """The known name that is most like `name`, `least` so (0 to 1); None where none is."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=least)), None)
 
 
 def near(name: str, known: Iterable[str]) -> str:

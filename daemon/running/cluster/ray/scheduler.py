@@ -85,7 +85,7 @@ def why_not(address: str, python: str) -> tuple[str, str] | None:
     """Why no process can be connected with a cluster, as far as that is seen without one, and what to do. Parameters as for `Ray`."""
     if _address_of(address).startswith("ray://"):
         return (
-            f"{_address_of(address)} is the address of a client server, through which calls may hang",
+            f"it is the address of a client server, through which calls may hang: {_address_of(address)}",
             "give the address of the head itself, for example 10.0.0.5:6379, and let this machine join the cluster with"
             " `ray start --address=10.0.0.5:6379 --num-cpus=0`",
         )
