@@ -79,7 +79,7 @@ class Resumption:
 
     def __init__(
         self, journal: Journal, kept: OutputCache, staging: Path, work_of: Callable[[JobRow], Work | None], device: str,
-        machine_of: Callable[[StageSpec], str], changed: Callable[[], None],
+        machine_of: Callable[[StageSpec], object], changed: Callable[[], None],
     ) -> None:  # fmt: skip
         """`staging`: where jobs have their folders of unpublished outputs; `machine_of`: which machine makes a stage's output."""
         self._journal, self._kept, self._staging, self._work_of, self._device = journal, kept, staging, work_of, device

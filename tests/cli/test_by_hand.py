@@ -17,8 +17,9 @@ from daemon.cli.views.status import print_status
 from daemon.config.places.paths import LOG_FILE, Paths, foreground_state, prepare
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.journal.attempts import AttemptId, Intent
+from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from daemon.operating.monitoring.live import LiveFile, write_live
 from daemon.operating.monitoring.status import find, rows, snapshot
 from daemon.system.lock import locked

@@ -76,7 +76,7 @@ def test_ray_may_be_installed_in_the_daemons_own_environment(
 ) -> None:
     venv.create(tmp_path / "own")
     (packages,) = (tmp_path / "own").glob("lib/*/site-packages")
-    asked = [ray_site.python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
+    asked = [str(ray_site.python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
     of_ray_alone = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
     (packages / "both.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{of_ray_alone}\n")
     own = str(tmp_path / "own" / "bin" / "python")

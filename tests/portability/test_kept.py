@@ -14,7 +14,6 @@ from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
 from daemon.running.runner import Runner
 from handlers.merge.engine.resume_ledger import purpose
-from tests.cluster.bench import until
 from tests.onnx.conftest import make_context
 from tests.runner.conftest import make_desk
 from tests.runner.desk import Desk, done
@@ -81,5 +80,6 @@ def test_a_daemon_that_moves_repeats_what_was_made_on_its_box_and_not_what_a_sch
     elsewhere.setattr(*MOVE)
     desk.runner = Runner(desk.runner.settings, desk.journal, desk.runner.paths, desk.runner.executor)
     desk.runner.recover()
-    until(lambda: desk.tick() or len(desk.order("reference")) == 2)
+    desk.tick(20)
+    assert len(desk.order("reference")) == 2, "it has gone on"
     assert len(desk.order()) == merges

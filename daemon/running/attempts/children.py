@@ -207,7 +207,7 @@ class Children:
         """Whether a stage takes memory and threads of this box."""
         return self._executor.runs_here(spec)
 
-    def machine_of(self, spec: StageSpec) -> str:
+    def machine_of(self, spec: StageSpec) -> object:
         """What an output of a stage depends on of the machine that makes it (`resume_keys`)."""
         return cpu.here().key if self.runs_here(spec) else ELSEWHERE
 

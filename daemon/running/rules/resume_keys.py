@@ -75,7 +75,7 @@ def sources_of(job: JobRow, stages: Iterable[str], stamp_of: Stamp = data_files.
 
 def stage_key(
     spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str, stamp_of: Stamp = data_files.stamp,
-    machine: str | None = None,
+    machine: object = None,
 ) -> str:  # fmt: skip
     """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp; `machine`:
     which makes it, None for this box."""
@@ -103,7 +103,7 @@ def _stamps_of_texts(spec: StageSpec, job: JobRow, stamp_of: Stamp) -> dict[str,
 
 
 def keys_of(
-    job: JobRow, stages: Mapping[str, StageRow], device: str, sources: Sources, machine_of: Callable[[StageSpec], str]
+    job: JobRow, stages: Mapping[str, StageRow], device: str, sources: Sources, machine_of: Callable[[StageSpec], object]
 ) -> dict[str, str]:
     """Stage → key, for the stages of a job as they stand. `sources`: of these stages; `machine_of`: which makes a stage's output."""
     texts = {job.work.setting(path): stamps for path, stamps in sources.items() if path in TEXTS}
