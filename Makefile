@@ -47,7 +47,7 @@ test-slow: install-dev ## all tests, one after the other
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST)
 
 test-cluster: install-dev ## a real Slurm and a real Ray are fetched and started; exports, failures and a storm of 1,000 stages
-	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST) tests/cluster tests/runner/test_another_executor.py
+	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST) tests/cluster
 
 # Toolchains and environments are kept in .clients: 3 GB, and llama.cpp is compiled.
 test-clients: install-dev ## whether stock clients read what is published, each in its own environment

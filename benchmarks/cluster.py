@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import statistics
 import sys
 import time
@@ -90,8 +91,23 @@ def overhead(bench: Bench, local: Executor, scheduler: Scheduler, folder: Path) 
 def throughput(bench: Bench, slurm: Slurm, folder: Path) -> dict[str, float]:
     """Seconds of many short stages, and of as many jobs by sbatch in a loop that start the same child without anybody above it."""
     ours = seconds_of(lambda: to_the_end([bench.start() for _ in range(STAGES)]))
+    loop = seconds_of(lambda: in_a_loop(bench, slurm))
     plain = seconds_of(lambda: round_trip(slurm, folder, STAGES))
-    return {"stages": STAGES, "ckptd_s": ours, "sbatch_loop_of_nothing_s": plain}
+    return {"stages": STAGES, "ckptd_s": ours, "sbatch_loop_s": loop, "ckptd_over_loop": ours / loop, "sbatch_loop_of_nothing_s": plain}
+
+
+def in_a_loop(bench: Bench, slurm: Slurm) -> None:
+    """As many stages with nobody above them, until each has written its result."""
+    results = []
+    for number in range(STAGES):
+        order = bench.order()
+        script, child = order.folder / "plain.sh", shlex.join([*CHILD, str(order.write_job_file())])
+        script.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin PYTHONPATH={shlex.quote(str(_common.ROOT))} exec {child}\n")
+        script.chmod(0o755)
+        results.append(Path(order.context.result))
+        slurm.submit(f"loop-{time.monotonic_ns()}-{number}", script, Resources(1, 50 << 20, 60))
+    while not all(result.exists() for result in results):
+        time.sleep(0.02)
 
 
 def open_attempts(folder: Path) -> dict[str, float]:

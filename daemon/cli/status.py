@@ -156,8 +156,9 @@ def logs(
 
         print_stage_log(attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
         return
+    log, id = StatePaths(state).log, ""
     if job is not None:
         from daemon.operating.monitoring.meant import in_log
 
-        job = in_log(state, job)
-    print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)
+        log, id = in_log(state, job)
+    print_log(log, follow=follow, lines=lines, job=id, as_json=json_)

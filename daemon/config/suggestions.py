@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from daemon.config.section import WITHOUT_SECRETS
 from daemon.config.sources import PREFIX
 from daemon.contract.faults.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
-from daemon.contract.formats.mistakes import near
+from daemon.contract.formats.mistakes import alike, near
 from daemon.contract.records import Record
 
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
@@ -24,8 +24,8 @@ OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A half-sentence that proposes the most similar known name, or lists all."""
     names = sorted(set(known))
-    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {match[0]!r}?" if match else f"the names are {', '.join(names)}"
+    match = alike(name, names, 0.5)
+    return f"did you mean {match!r}?" if match else f"the names are {', '.join(names)}"
 
 
 def _in_a_section(name: str, model: type[BaseModel]) -> str | None:

@@ -62,7 +62,8 @@ class Parts:
         self.settings, paths = settings, self.paths
         self.bases = Bases(settings.base.search, settings.base.map)
         self.resumption = Resumption(
-            self.journal, self.kept, paths.staging, lambda job: work_of(settings, job), settings.limits.device, self.wake
+            self.journal, self.kept, paths.staging, lambda job: work_of(settings, job), settings.limits.device, self.children.machine_of,
+            self.wake,
         )  # fmt: skip
         self.away.patience = HOUR * settings.limits.away_hours
         folders = ((paths.output, "output.directory"), (pins_of(settings.pin, paths), "pin.directory"))

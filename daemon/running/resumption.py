@@ -18,6 +18,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.disk.files import FileEntry
 from daemon.contract.disk.own_folders import own
 from daemon.contract.faults.events import Event
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import CHECK, spec_of, stage_names
 from daemon.contract.jobs.verdicts import way_down_of
@@ -78,10 +79,11 @@ class Resumption:
 
     def __init__(
         self, journal: Journal, kept: OutputCache, staging: Path, work_of: Callable[[JobRow], Work | None], device: str,
-        changed: Callable[[], None],
+        machine_of: Callable[[StageSpec], object], changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`staging`: where jobs have their folders of unpublished outputs."""
+        """`staging`: where jobs have their folders of unpublished outputs; `machine_of`: which machine makes a stage's output."""
         self._journal, self._kept, self._staging, self._work_of, self._device = journal, kept, staging, work_of, device
+        self._machine_of = machine_of
         self._rechecks = Rechecks(changed)
         self._ready: set[str] = set()
         self._known: dict[str, dict[str, bool]] = {}
@@ -246,7 +248,7 @@ class Resumption:
         if not any(stage.key for stage in self._journal.stages.of(job.id).values()):
             return
         stages, sources = self._journal.stages.of(job.id), self._sources[job.id]
-        keys = keys_of(job, stages, self._device, sources)
+        keys = keys_of(job, stages, self._device, sources, self._machine_of)
         for name in list(stages):
             stage = stages[name]
             other = stage.key != keys[name] if stage.key else stage.state == "skipped" and _may_be_made(stages, name)
@@ -256,7 +258,7 @@ class Resumption:
                 )
                 self._journal.stages.reopen(job.id, name)
                 stages = self._journal.stages.of(job.id)
-                keys = keys_of(job, stages, self._device, sources)
+                keys = keys_of(job, stages, self._device, sources, self._machine_of)
 
 
 def _may_be_made(stages: Mapping[str, StageRow], name: str) -> bool:

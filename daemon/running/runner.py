@@ -213,7 +213,7 @@ class Runner:
         if folder is None or made is None:
             return folder is not None and job.base is not None and folder != job.base
         now, first = replace(job, base=folder), {made.name: made}
-        return keys_of(now, first, self.settings.limits.device, sources_of(now, first))[made.name] != made.key
+        return keys_of(now, first, self.settings.limits.device, sources_of(now, first), self.children.machine_of)[made.name] != made.key
 
     # Work
 

@@ -100,7 +100,7 @@ class Starter:
         # Only what could start now waits to be alone: not what is to be tried again later, nor what builds on a stage that is made again.
         self._waits.forget_alone(job.id, but={spec.name for spec in ready if stages[spec.name].due(time.time())} if may_start else ())
         sources = seen.sources if seen.sources is not None else {"base": []}
-        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources))
+        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources, self._children.machine_of))
         # One answer for all of them: those after the first would start on the rows of before its outputs were given up.
         change = functools.cache(lambda: None if seen.sources is None else self._resumption.changed(job, seen.sources))
         moved = [self._step(job, spec, stages, seen, change, keys, len(ready), may_start) for spec in ready]

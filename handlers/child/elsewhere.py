@@ -2,7 +2,9 @@
 `--probe FOLDER` says what that machine sees.
 
 It does what the daemon does for a child on its own box: it starts `handlers` with the job file, hands on what stops it, bounds its log,
-sees that nothing of it is left, and writes how it ended. What passes between the two is in `daemon.contract.jobs.elsewhere`.
+sees that nothing of it is left, and writes how it ended. The child is forked from it, since most of what a short stage takes is to start
+Python and import what both need; one of another interpreter is a new program.
+ What passes between the two is in `daemon.contract.jobs.elsewhere`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import runpy
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -32,8 +34,10 @@ from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, PROBE, PROBED, SA
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.version import __version__
 from handlers.child.scratch import Scratch, unusable
+from handlers.child.warm import become, name_process
 
-LOOK_SECONDS = 0.1
+SHORT_SECONDS, LONG_SECONDS = 0.005, 0.05
+"""Between looks whether the child has ended: at its beginning, and later."""
 FILES_SECONDS = 1.0
 """Between looks for what the daemon has written."""
 LAST_SECONDS = 60.0
@@ -42,6 +46,33 @@ JOB_IDS = ("SLURM_JOB_ID", "CKPTD_SCHEDULER_ID")
 JOB_CORES = ("SLURM_CPUS_PER_TASK", "CKPTD_SCHEDULER_CPUS")
 EXIT_TAKEN = 0
 """Somebody else has the attempt: there is nothing to say."""
+
+
+class Child:
+    """The process that does the work, with a session of its own. Raises OSError where there can be none."""
+
+    def __init__(self, run: Callable[[], int]) -> None:
+        self.returncode: int | None = None
+        hears, tells = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            become(lambda: _in_a_session(run, tells), loaded=False)
+        os.close(tells)
+        os.read(hears, 1)  # until it has its session, no signal to that reaches it
+        os.close(hears)
+
+    def poll(self) -> int | None:
+        """Its exit code, or the negative number of the signal that ended it; None while it runs."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+
+def _in_a_session(run: Callable[[], int], tells: int) -> int:
+    os.setsid()
+    os.close(tells)
+    return run()
 
 
 class Worker:
@@ -77,19 +108,44 @@ class Worker:
             self.scratch = Scratch(Path(os.path.expandvars(self.orders.scratch)), self.orders.token)
 
     def _run(self) -> End:
-        with open(self.folder / SAID, "ab") as said, open(self.log.path, "ab") as stderr:
-            child = subprocess.Popen(
-                [*self.orders.command, str(self._job_file())], stdin=subprocess.DEVNULL, stdout=said, stderr=stderr, cwd=self.folder,
-                env={**os.environ, **self.orders.environment, "PYTHONUNBUFFERED": "1"}, start_new_session=True,
-            )  # fmt: skip
-        self._supervise(child)
+        job_file = str(self._job_file())
+        sys.stdout.flush()
+        child = Child(lambda: self._work(job_file))
+        code = self._supervise(child)
         self._sweep(child)
         self.log.finish()
-        fault = self.scratch.hand_over(self._context, self._copies_on, child.returncode) if self.scratch is not None else None
+        fault = self.scratch.hand_over(self._context, self._copies_on, code) if self.scratch is not None else None
         return End(
-            fault=fault, code=child.returncode, result=self._result.exists(), peak=self.peak, terminated=self.terminated,
+            fault=fault, code=code, result=self._result.exists(), peak=self.peak, terminated=self.terminated,
             out_of_memory=oom_kills() > self._kills,
         )  # fmt: skip
+
+    def _work(self, job_file: str) -> int:
+        """In the child: do the work in this process where it is what the command would start, else start that."""
+        os.chdir(self.folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        for number, descriptor in enumerate((
+            os.open(os.devnull, os.O_RDONLY), os.open(self.folder / SAID, flags), os.open(self.log.path, flags),
+        )):  # fmt: skip
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+        as_here = all(os.environ.get(name) == value for name, value in self.orders.environment.items())
+        python, *words = self.orders.command
+        if not as_here or python != sys.executable or words[:1] != ["-m"] or len(words) != 2:
+            environment = {**os.environ, **self.orders.environment, "PYTHONUNBUFFERED": "1"}
+            try:
+                os.execve(python, [*self.orders.command, job_file], environment)
+            except OSError as error:
+                print(f"{python} can't be run: {error.strerror}", file=sys.stderr)
+                return 1
+        name_process(f"ckptd:{self._context.stage}")
+        sys.argv = [words[1], job_file]
+        try:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else bool(end.code)
+        return 0
 
     def _job_file(self) -> Path:
         """The child's own job file: its parent is this process, and its threads are those that the scheduler gave."""
@@ -123,18 +179,20 @@ class Worker:
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.terminated = True
 
-    def _supervise(self, child: subprocess.Popen[bytes]) -> None:
-        looked = 0.0
-        while child.poll() is None:
+    def _supervise(self, child: Child) -> int:
+        """Care for it until its end; gives its exit code."""
+        looked, pause = 0.0, SHORT_SECONDS
+        while (code := child.poll()) is None:
             if self.terminated and not self.asked:
                 self._tell(child, signal.SIGTERM)
             if time.monotonic() - looked >= FILES_SECONDS:
                 looked = time.monotonic()
                 self._look(child)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(LOOK_SECONDS)
+            time.sleep(pause)
+            pause = min(LONG_SECONDS, 1.2 * pause)
+        return code
 
-    def _look(self, child: subprocess.Popen[bytes]) -> None:
+    def _look(self, child: Child) -> None:
         """Measure, bound the log, and obey. A file system that does not answer says nothing."""
         self.peak = max(self.peak, memory_of(child.pid))
         self.log.trim()
@@ -154,12 +212,12 @@ class Worker:
             return FENCE not in os.listdir(self.folder)
         return True
 
-    def _tell(self, child: subprocess.Popen[bytes], number: int) -> None:
+    def _tell(self, child: Child, number: int) -> None:
         self.asked = True
         with contextlib.suppress(OSError):
             os.killpg(child.pid, number)
 
-    def _sweep(self, child: subprocess.Popen[bytes]) -> None:
+    def _sweep(self, child: Child) -> None:
         """Nothing of the session outlives the child."""
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)

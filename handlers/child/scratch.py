@@ -17,7 +17,7 @@ from pathlib import Path
 
 from daemon.contract.disk.files import FileEntry, fsync_directory, remove_tree, sha256_file, write_atomic
 from daemon.contract.disk.own_folders import is_still
-from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.errors import FULL_DISK, Fault, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 
@@ -40,8 +40,13 @@ class Scratch:
         _sweep(root)
         self.folder = root / f"{_PREFIX}{token}"
         self.staging = self.folder / "staging"
-        self.staging.mkdir(parents=True, mode=0o700)
-        self._lock = _locked(self.folder)
+        try:
+            self.staging.mkdir(parents=True, mode=0o700)
+            self._lock = _locked(self.folder)
+        except OSError:  # without its lock nobody would ever remove it
+            with contextlib.suppress(OSError):
+                remove_tree(self.folder)
+            raise
 
     def context(self, context: StageContext) -> StageContext:
         """The job as the child gets it."""
@@ -73,6 +78,8 @@ class Scratch:
         except NotCopied as error:
             return self._fault(f"the output can't be copied from {self.staging} to {context.staging}: {error}", context.staging)
         except OSError as error:
+            if error.errno in FULL_DISK:  # that of the output, which is waited for
+                return from_oserror(error, f"copy the output from {self.staging}", context.staging).fault
             return self._fault(
                 f"the output can't be copied from {self.staging} to {context.staging}: {error.strerror or error}", context.staging
             )
@@ -103,11 +110,26 @@ def unusable(cause: str, path: str) -> Fault:
 
 
 def copy_out(source: Path, context: StageContext, files: tuple[FileEntry, ...], alive: Callable[[], bool]) -> None:
-    """Make the staging folder of `context` hold `files`, durable and read back. Raises NotCopied, OSError."""
+    """Make the staging folder of `context` hold `files`, durable and read back; where that fails, nothing. Raises NotCopied, OSError."""
     target = Path(context.staging)
     _refuse_another(context)
-    for old in target.iterdir():  # of an attempt before this one that had no scratch folder
-        remove_tree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+    _empty(target)  # of what an attempt before this one left that had no scratch folder
+    try:
+        _copy_all(source, context, files, alive)
+    except (NotCopied, OSError):
+        with contextlib.suppress(OSError):
+            if is_still(target, context.staging_inode):
+                _empty(target)
+        raise
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        remove_tree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def _copy_all(source: Path, context: StageContext, files: tuple[FileEntry, ...], alive: Callable[[], bool]) -> None:
+    target = Path(context.staging)
     for entry in files:
         (target / entry.path).parent.mkdir(parents=True, exist_ok=True)
         _copy(source / entry.path, target / entry.path, alive)

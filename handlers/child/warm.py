@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from daemon.contract.jobs.messages import ChildLimits
 from handlers.child import process
@@ -138,14 +138,14 @@ class _Attempts:
 
     def _forked(self, order: dict[str, Any], descriptors: list[int]) -> int:
         """Return the id of the process that was forked for an order. Raises OSError."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `become` listens, it stops then
         try:
             child = os.fork()
             if child == 0:
                 self._control.close()
                 for descriptor in self._running:
                     os.close(descriptor)
-                _be(lambda: _start(order, descriptors, self._run))
+                become(lambda: _start(order, descriptors, self._run))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
         try:
@@ -191,8 +191,13 @@ def _start(order: dict[str, Any], descriptors: list[int], run: Callable[[str], i
         _show(name, value)
         os.environ[name] = value
     os.chdir(order["folder"])
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, order["name"].encode()[:15])
+    name_process(order["name"])
     return run(order["job"])
+
+
+def name_process(name: str) -> None:
+    """Let `ps -o comm` show this process by a name."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _show(name: str, value: str) -> None:
@@ -208,10 +213,10 @@ def _show(name: str, value: str) -> None:
         ctypes.memmove(start + len(before) + len(marker) - 1, text.ljust(room, b"\0"), room)
 
 
-def _be(run: Callable[[], int]) -> None:
-    """Do what a forked process does instead of going on; does not return."""
+def become(run: Callable[[], int], *, loaded: bool = True) -> NoReturn:
+    """Do what a forked process does instead of going on; does not return. `loaded`: whether it comes from one that has libraries loaded."""
     global _forked
-    _forked, code = True, 1
+    _forked, code = loaded, 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
@@ -264,7 +269,7 @@ def fork(run: Callable[[], int], errors: int) -> Forked:
         for number, descriptor in enumerate((theirs_in, theirs_out, errors)):
             os.dup2(descriptor, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
-        _be(run)
+        become(run)
     os.close(theirs_in)
     os.close(theirs_out)
     return Forked(child, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))

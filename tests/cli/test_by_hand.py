@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from daemon.cli.main import app
 from daemon.cli.views.details import print_job
 from daemon.cli.views.status import print_status
-from daemon.config.places.paths import Paths, foreground_state, prepare
+from daemon.config.places.paths import LOG_FILE, Paths, foreground_state, prepare
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from daemon.operating.monitoring.live import LiveFile, write_live
 from daemon.operating.monitoring.meant import find_job
 from daemon.operating.monitoring.status import find, rows, snapshot
@@ -86,3 +90,24 @@ def test_show_names_the_command_that_made_a_failed_export_by_hand(
     print_job(replace(job, checkpoint_gone=False))
     said = capsys.readouterr().out
     assert "ckptd queue retry" not in said and f"ckptd export {job.checkpoint}" in said
+
+
+def test_logs_shows_what_an_export_by_hand_and_its_stage_print_where_no_daemon_has_run(
+    by_hand: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt = AttemptId(ID, "merge", 1)
+    folder = by_hand.attempt(ID, "merge", 1)
+    folder.mkdir(parents=True)
+    (folder / LOG_FILE).write_text("printed by the merge\n")
+    by_hand.log.write_text(json.dumps({"event": "e", "message": "of the export", "job": ID, "timestamp": "2026-05-01T12:34:56Z"}) + "\n")
+    journal = Journal(by_hand.journal)
+    assert journal.attempts.claim(Intent(attempt, folder, tmp_path / "staging", 1))
+    journal.close()
+    monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
+    app(["logs", "--job", "run/20", "--stage", "merge"], standalone_mode=False)
+    assert capsys.readouterr().out == "printed by the merge\n"
+    for wanted in ("run/20", "cf8aebb1"):
+        app(["logs", "--job", wanted], standalone_mode=False)
+        assert "of the export" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="no daemon has run"):
+        app(["logs", "--job", "nope"], standalone_mode=False)

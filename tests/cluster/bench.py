@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from daemon.contract.faults.fault_codes import Code
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.running.attempts.executor import Bounds, Order
@@ -117,3 +119,10 @@ def runs(attempt: ClusterAttempt) -> bool:
 def context_of(attempt: ClusterAttempt) -> StageContext:
     """Its job."""
     return attempt.context
+
+
+def child_of(folder: Path) -> psutil.Process:
+    """The process of the stage whose attempt has that folder; its parent cares for it."""
+    both = {process.pid: process for process in psutil.process_iter(["cmdline"]) if str(folder) in (process.info["cmdline"] or ())}
+    (child,) = [process for process in both.values() if process.ppid() in both]
+    return child

@@ -1,5 +1,5 @@
 """`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` lies beside it.
-Where `full` does, there is no room for what it writes."""
+Where `full` does, there is no room for what it writes; where `large` does, it writes as many bytes as that says."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     if (folder / "full").exists():
         with open("/dev/full", "wb", buffering=0) as stream:
             stream.write(b"no room")
+    if (folder / "large").exists():
+        with open(Path(context.staging) / "large.bin", "wb") as stream:
+            for _ in range(int((folder / "large").read_text()) >> 16):
+                stream.write(bytes(1 << 16))
     (Path(context.staging) / "out.bin").write_text(context.attempt_id)
     return StageOutput()
 

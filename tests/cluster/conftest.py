@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,12 @@ from daemon.running.cluster.slurm.scheduler import Slurm
 from tests.cluster.bench import Bench
 from tests.cluster.fake import FakeScheduler
 from tests.cluster.ray_site import RaySite, python_with_ray
+from tests.cluster.remote import Remote
 from tests.cluster.slurm_site import SlurmSite, fetch
+from tests.runner.conftest import add
+from tests.service import making
+
+__all__ = ["add"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,3 +87,11 @@ def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySite]:
     made = RaySite(python)
     yield made
     made.close()
+
+
+@pytest.fixture
+def make_remote(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
+    """Makes daemons whose stages run by the scheduler that `cluster` names."""
+    below = tmp_path / "remote"
+    below.mkdir()
+    yield from making(Remote, below)

@@ -70,7 +70,7 @@ class FakeScheduler:
         with self._lock:
             self._ask()
             for token in jobs:
-                self.end(token, Ending.CANCELLED)
+                self.end(token, Ending.CANCELLED, signal.SIGTERM)
 
     def tail(self, token: str, folder: Path) -> str:
         return ""

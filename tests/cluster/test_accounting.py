@@ -5,6 +5,7 @@ sacct stands here as a program that prints what its manual documents for --parsa
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,16 @@ def test_one_that_the_accounting_has_as_running_is_absent_all_the_same(tmp_path:
     assert Slurm(directory=str(tmp_path)).look(["ckptd.a"]) == {"ckptd.a": ABSENT}
 
 
-def test_a_site_without_accounting_is_asked_once(tmp_path: Path) -> None:
+def test_an_accounting_that_says_nothing_is_asked_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "squeue")
     program(tmp_path, "sacct", "exit 1")
     slurm = Slurm(directory=str(tmp_path))
     assert slurm.look(["ckptd.a"]) == slurm.look(["ckptd.a"]) == {"ckptd.a": ABSENT}
     assert len(calls(tmp_path, "sacct")) == 1
+    program(tmp_path, "sacct", "echo '5|TIMEOUT|n1|ckptd.a'")
+    now = time.monotonic() + scheduler.SILENT_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert slurm.look(["ckptd.a"])["ckptd.a"].ending is Ending.TIME_LIMIT
 
 
 def test_many_are_asked_about_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +75,4 @@ def test_many_are_asked_about_in_groups(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_real_sacct_without_accounting_changes_nothing(site: SlurmSite) -> None:
     slurm = Slurm(directory=str(site.commands))
     assert slurm.look(["ckptd.never"]) == {"ckptd.never": ABSENT}
-    assert slurm._lacking == {"sacct"}
+    assert slurm._silent_until > time.monotonic()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
+from tests.cluster import failures
 from tests.cluster.bench import Bench
-from tests.cluster.contract import (
-    CONTRACT,
-    a_daemon_that_starts_again_goes_on_with_what_runs,
-    an_attempt_runs_and_its_files_are_where_the_daemon_expects_them,
-)
-from tests.cluster.failures import FAILURES
+from tests.cluster.contract import CONTRACT, an_attempt_runs_and_its_files_are_where_the_daemon_expects_them
 
 Promise = Callable[[Bench], None]
 BY_NAME = pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
@@ -23,17 +19,27 @@ def test_the_scheduler_of_the_tests_keeps(promise: Promise, bench: Bench) -> Non
     promise(bench)
 
 
-SHORT = (an_attempt_runs_and_its_files_are_where_the_daemon_expects_them, a_daemon_that_starts_again_goes_on_with_what_runs)
-"""What a real Slurm is asked in the quick tests too; it needs about three seconds for each."""
+SHORT = (an_attempt_runs_and_its_files_are_where_the_daemon_expects_them,)
+"""What a real Slurm is asked in the quick tests too."""
+AT_ONCE = (
+    failures.an_answer_that_was_lost_submits_nothing_twice, failures.a_job_that_is_started_again_does_nothing,
+    failures.what_waits_and_is_stopped_never_begins, failures.a_refusal_is_said, failures.other_releases_are_refused_before_anything_runs,
+    failures.a_daemon_that_died_before_it_asked_asks_once,
+)  # fmt: skip
+"""What fails, of the quick tests too: what nothing must be waited for."""
 
 
-@pytest.mark.parametrize(
-    "promise", [pytest.param(promise, marks=() if promise in SHORT else pytest.mark.slow, id=promise.__name__) for promise in CONTRACT]
-)
+def marked(promises: Collection[Promise], quick: Collection[Promise]) -> pytest.MarkDecorator:
+    """Each of the promises as a case; those that are not among the quick ones are slow."""
+    cases = [pytest.param(each, marks=() if each in quick else pytest.mark.slow, id=each.__name__) for each in promises]
+    return pytest.mark.parametrize("promise", cases)
+
+
+@marked(CONTRACT, SHORT)
 def test_slurm_keeps(promise: Promise, slurm_bench: Bench) -> None:
     promise(slurm_bench)
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
-def test_whatever_fails(failure: Promise, bench: Bench) -> None:
-    failure(bench)
+@marked(failures.FAILURES, AT_ONCE)
+def test_whatever_fails(promise: Promise, bench: Bench) -> None:
+    promise(bench)

@@ -42,7 +42,7 @@ def test_a_scheduler_that_refuses_or_is_away_is_a_problem(settings: Settings, fa
 
 
 def test_a_busy_cluster_is_no_fault(settings: Settings, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0.3)
     fake.held = True
     here = examine_cluster(settings, fake)
     assert here.problems == () and "nobody let it begin" in here.warnings[0]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from daemon.contract.faults.fault_codes import FaultCode
@@ -17,7 +16,7 @@ from daemon.contract.jobs.messages import Outcome
 from daemon.running.cluster import executor
 from daemon.running.cluster.attempt import ClusterAttempt
 from daemon.running.cluster.slurm.scheduler import Slurm
-from tests.cluster.bench import LATE, Bench, outcome, result_of, runs, stays, until
+from tests.cluster.bench import LATE, Bench, child_of, outcome, result_of, runs, stays, until
 from tests.cluster.slurm_site import SlurmSite, download
 
 pytestmark = pytest.mark.slow
@@ -61,14 +60,6 @@ def at_work(bench: Bench) -> ClusterAttempt:
     return attempt
 
 
-def child_of(attempt: ClusterAttempt) -> psutil.Process:
-    """The process of the stage."""
-    (child,) = [
-        process for process in psutil.process_iter(["cmdline"]) if str(attempt.folder / "job-there.json") in process.info["cmdline"]
-    ]
-    return child
-
-
 def follows(bench: Bench) -> None:
     """The next attempt succeeds, and no other was begun twice."""
     following = bench.start()
@@ -108,7 +99,7 @@ def test_an_administrator_who_requeues_a_job_has_nothing_done_twice(bench: Bench
 
 
 def test_a_stage_that_is_killed_is_told_apart_from_want_of_memory(bench: Bench, held: ClusterAttempt) -> None:
-    child_of(held).kill()
+    child_of(held.folder).kill()
     assert outcome(held) == (Outcome.RETRYABLE, FaultCode.KILLED)
     follows(bench)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import sysconfig
+import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,86 +19,81 @@ import pytest
 from daemon.config.cluster import ClusterSettings
 from daemon.config.settings import Settings
 from daemon.operating.diagnosis.cluster import examine_cluster
-from daemon.operating.integrity.fsck import examine
-from daemon.running.cluster.by_stage import with_cluster
-from daemon.running.workers.executor import LocalExecutor
 from tests.cluster.bench import until
 from tests.cluster.ray_site import RaySite
-from tests.runner.conftest import STAGES_OF_ONE, Toy, add
-from tests.service import making
+from tests.cluster.remote import Remote, of_ray
+from tests.runner.conftest import Toy
 
-__all__ = ["add"]
+Make = Callable[..., Remote]
 Add = Callable[..., Path]
-CLUSTER = """
-[cluster]
-executor = "ray"
-late_seconds = 3
-[cluster.ray]
-address = "{site.address}"
-python = "{site.python}"
-{more}"""
-PASSED = ["PYTHONPATH", "TOY_LOG", "TOY_HOLD"]
-
-
-def of(site: RaySite) -> ClusterSettings:
-    """The settings of a cluster."""
-    return ClusterSettings.model_validate({
-        "executor": "ray", "late_seconds": 3, "ray": {"address": site.address, "python": site.python},
-    })  # fmt: skip
-
-
-class ByRay(Toy):
-    """The toy daemon, whose stages run by a Ray."""
-
-    command = (sys.executable, "-m", "tests.cluster.toy_daemon")
-    site: RaySite
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(folder, **{"extra": CLUSTER.format(site=self.site, more=""), **options})
-        self.environment |= {**self.site.variables, "CKPTD_LIMITS__PASS_ENVIRONMENT": json.dumps(PASSED)}
-
-    def ends_well(self) -> None:
-        """The export succeeds, each of its stages was begun once, and nothing is wrong afterwards."""
-        (job,) = self.wait_ended()
-        assert self.stop() == 0
-        assert job["state"] == "succeeded", self.log()[-3000:]
-        assert sorted(self.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
-        executor = with_cluster(of(self.site), LocalExecutor())
-        findings = examine(self.state, self.exports, quiescent=True, deep=True, executor=executor)
-        assert findings.findings == (), findings
-        assert examine(self.state, self.exports, quiescent=True).findings == (), "also without the configuration"
-        until(lambda: not self.site.processes("ray::Attempt"))
 
 
 @pytest.fixture
-def make_by_ray(tmp_path: Path, ray_site: RaySite) -> Iterator[Callable[..., ByRay]]:
-    """Makes daemons over the real Ray."""
-
-    class Here(ByRay):
-        site = ray_site
-
-    yield from making(Here, tmp_path)
+def make_by_ray(make_remote: Make, ray_site: RaySite) -> Make:
+    """Makes daemons over the real Ray; `more`: of `[cluster.ray]`."""
+    return lambda more="", **options: make_remote(cluster=of_ray(ray_site, more), **options)
 
 
 @pytest.fixture
-def held(make_by_ray: Callable[..., ByRay], add: Add) -> ByRay:
+def held(make_by_ray: Make, add: Add) -> Remote:
     """A daemon whose merge runs by Ray, and stays at its second shard."""
     return make_by_ray().start_held(add)
 
 
 @pytest.mark.slow
-def test_an_export_runs_by_ray_and_is_seen_where_it_runs(held: ByRay, ray_site: RaySite) -> None:
+def test_an_export_runs_by_ray_and_is_seen_where_it_runs(held: Remote, ray_site: RaySite) -> None:
     (stage,) = [stage for job in held.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
     assert stage["place"]["scheduler"] == "ray" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
     names = ray_site.ask("ray.util.list_named_actors()")
     assert isinstance(names, list) and names[0].startswith("ckptd.")
     held.held.unlink()
     held.ends_well()
+    until(lambda: not ray_site.processes("ray::Attempt"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [ByRay.kill, ByRay.stop], ids=["killed", "stopped"])
-def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_ray_runs(held: ByRay, end: Callable[[ByRay], object]) -> None:
+def test_what_a_stage_prints_by_ray_is_followed_until_it_has_ended(held: Remote) -> None:
+    with held.follows("merge") as reader:
+        assert [reader.readline(), reader.readline()] == ["printed with shard 0\n", "printed with shard 1\n"]
+        held.held.unlink()
+        assert "printed with shard 2\n" in reader.readlines(), "and the command ends with the stage"
+    held.ends_well()
+
+
+@pytest.mark.slow
+def test_what_its_script_says_is_shown_of_a_stage_by_ray_whose_log_can_not_be_seen(make_by_ray: Make, add: Add) -> None:
+    service = make_by_ray('prefix = ["/nowhere/loader"]\n')
+    add(service)
+    service.start()
+    with service.follows("merge") as reader:
+        assert "/nowhere/loader: not found" in reader.readline()
+    service.cancel()
+
+
+@pytest.mark.slow
+def test_ray_may_be_installed_in_the_daemons_own_environment(
+    make_remote: Make, add: Add, ray_site: RaySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "own")
+    (packages,) = (tmp_path / "own").glob("lib/*/site-packages")
+    asked = [str(ray_site.python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
+    of_ray_alone = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    (packages / "both.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{of_ray_alone}\n")
+    own = str(tmp_path / "own" / "bin" / "python")
+    monkeypatch.setattr(Remote, "command", (own, *Remote.command[1:]))
+    service = make_remote(cluster=of_ray(ray_site, python=""))
+    add(service)
+    service.start()
+    (job,) = service.wait_ended()
+    clients = [process.exe() for process in service.children() if "driver.py" in " ".join(process.cmdline())]
+    assert service.stop() == 0
+    assert job["state"] == "succeeded" and service.scheduler_of("merge") == "ray", service.log()[-3000:]
+    assert clients == [os.path.realpath(own)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [Remote.kill, Remote.stop], ids=["killed", "stopped"])
+def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_ray_runs(held: Remote, end: Callable[[Remote], object]) -> None:
     before = held.children()
     end(held)
     until(lambda: not any(process.is_running() and process.status() != "zombie" for process in before))
@@ -105,7 +103,7 @@ def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_ray_runs(held: By
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["before.spawned", "runner.spawned"])
-def test_a_daemon_that_dies_around_the_handing_in_makes_no_second_actor(make_by_ray: Callable[..., ByRay], add: Add, fault: str) -> None:
+def test_a_daemon_that_dies_around_the_handing_in_makes_no_second_actor(make_by_ray: Make, add: Add, fault: str) -> None:
     service = make_by_ray()
     add(service)
     service.start(fault=fault)
@@ -115,8 +113,8 @@ def test_a_daemon_that_dies_around_the_handing_in_makes_no_second_actor(make_by_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [ByRay.kill, ByRay.stop], ids=["killed", "stopped"])
-def test_a_daemon_ends_while_its_client_hangs_and_the_next_goes_on(held: ByRay, end: Callable[[ByRay], object]) -> None:
+@pytest.mark.parametrize("end", [Remote.kill, Remote.stop], ids=["killed", "stopped"])
+def test_a_daemon_ends_while_its_client_hangs_and_the_next_goes_on(held: Remote, end: Callable[[Remote], object]) -> None:
     (client,) = [process for process in held.children() if "driver.py" in " ".join(process.cmdline())]
     client.suspend()
     end(held)
@@ -130,7 +128,7 @@ def test_a_daemon_ends_while_its_client_hangs_and_the_next_goes_on(held: ByRay, 
 
 
 @pytest.mark.slow
-def test_another_executor_is_for_the_next_start_and_what_runs_goes_on_where_it_is(held: ByRay) -> None:
+def test_another_executor_is_for_the_next_start_and_what_runs_goes_on_where_it_is(held: Remote) -> None:
     held.reconfigure('executor = "ray"', 'executor = "local"')
     assert held.run_verb("reload") == 2 and "cluster can't be changed while the daemon runs; restart it" in held.said
     held.kill()
@@ -139,23 +137,19 @@ def test_another_executor_is_for_the_next_start_and_what_runs_goes_on_where_it_i
 
 
 @pytest.mark.slow
-def test_an_export_is_cancelled_while_its_actor_waits(make_by_ray: Callable[..., ByRay], add: Add, ray_site: RaySite) -> None:
-    service = make_by_ray(extra=CLUSTER.format(site=ray_site, more="cpus = 100\n"))
+def test_an_export_is_cancelled_while_its_actor_waits(make_by_ray: Make, add: Add, ray_site: RaySite) -> None:
+    service = make_by_ray("cpus = 100\n")
     add(service)
     service.start()
     service.wait_for(lambda v: any("no machine" in (s["place"] or {}).get("reason", "") for job in v["jobs"] for s in job["stages"]), 60)
-    (job,) = service.status()["jobs"]
-    assert service.run_verb("queue", "cancel", job["id"]) == 0, service.said
-    service.wait_for(lambda v: [job["state"] for job in v["jobs"]] == ["cancelled"], 60)
+    service.cancel()
     until(lambda: ray_site.ask("ray.util.list_named_actors()") == [])
     assert service.begun() == []
 
 
 @pytest.mark.slow
-def test_a_cancelled_export_leaves_no_actor(held: ByRay, ray_site: RaySite) -> None:
-    (job,) = held.status()["jobs"]
-    assert held.run_verb("queue", "cancel", job["id"]) == 0, held.said
-    held.wait_for(lambda v: [job["state"] for job in v["jobs"]] == ["cancelled"])
+def test_a_cancelled_export_leaves_no_actor(held: Remote, ray_site: RaySite) -> None:
+    held.cancel()
     assert held.stop() == 0
     until(lambda: ray_site.ask("ray.util.list_named_actors()") == [])
 
@@ -165,7 +159,8 @@ def test_check_names_the_machine_that_answered(tmp_path: Path, ray_site: RaySite
     for name, value in ray_site.variables.items():
         monkeypatch.setenv(name, value)
     settings = Settings.model_validate({
-        "state": {"directory": tmp_path / "state"}, "output": {"directory": tmp_path / "out"}, "cluster": of(ray_site).model_dump(),
+        "state": {"directory": tmp_path / "state"}, "output": {"directory": tmp_path / "out"},
+        "cluster": {"executor": "ray", "ray": {"address": ray_site.address, "python": ray_site.python}},
         "limits": {"pass_environment": ["PYTHONPATH"]},
     })  # fmt: skip
     here = examine_cluster(settings)
@@ -185,6 +180,14 @@ def test_without_ray_start_and_check_say_what_to_do_in_a_sentence(tmp_path: Path
     settings = Settings.model_validate({"cluster": {"executor": "ray", "ray": {"python": nowhere}}})
     (problem,) = examine_cluster(settings).problems
     assert f"{nowhere}, can't be run" in problem and "pip install ckptd[ray]" in problem
+
+
+@pytest.mark.parametrize("variable", [False, True], ids=["configured", "of-the-environment"])
+def test_an_address_of_a_client_server_is_refused(variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001" if variable else "")
+    ray = {} if variable else {"address": "ray://head:10001"}
+    (problem,) = examine_cluster(Settings.model_validate({"cluster": {"executor": "ray", "ray": ray}})).problems
+    assert "address of a client server, through which calls may hang: ray://head:10001" in problem and "ray start --address=" in problem
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from daemon.contract.disk.files import FileEntry, sha256_file
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.messages import Outcome, StageContext
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from handlers.child.scratch import NotCopied, copy_out
 from tests.cluster.bench import Bench, outcome, result_of, runs, until
 from tests.cluster.failures import fake_of
@@ -53,6 +56,57 @@ def test_nothing_stays_there_of_one_that_failed_and_no_room_is_said(bench: Bench
     assert os.listdir(scratch) == os.listdir(order.context.staging) == []
 
 
+@contextlib.contextmanager
+def small(folder: Path, mebibytes: int = 1) -> Iterator[None]:
+    """A file system of so many MiB at a folder."""
+    words = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may mount no file system here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def large(bench: Bench) -> tuple[StageResult, Path]:
+    """The result of an attempt that writes 3 MiB, and its staging folder."""
+    order = bench.order()
+    (order.folder / "large").write_text(str(3 << 20))
+    return result_of(bench.executor.start(order)), Path(order.context.staging)  # type: ignore[arg-type]
+
+
+def test_a_disk_of_that_machine_that_is_too_small_is_said_and_one_with_room_serves_the_next_attempt(bench: Bench, scratch: Path) -> None:
+    with small(scratch):
+        result, staging = large(bench)
+        assert result.outcome is Outcome.RETRYABLE and result.fault is not None, result
+        assert result.fault.code == FaultCode.SCRATCH_UNUSABLE and f"{scratch} has no room" in result.fault.cause
+        assert os.listdir(scratch) == os.listdir(staging) == []
+        with open(scratch / "of somebody", "wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+            while True:
+                filler.write(bytes(1 << 12))
+        result, staging = large(bench)
+        assert result.fault is not None and result.fault.code == FaultCode.SCRATCH_UNUSABLE, result
+        assert os.listdir(scratch) == ["of somebody"] and os.listdir(staging) == []
+        subprocess.run(["mount", "-o", "remount,size=8m", str(scratch)], check=True)
+        result, staging = large(bench)
+        assert result.outcome is Outcome.SUCCEEDED, result
+        assert os.listdir(scratch) == ["of somebody"] and (staging / "large.bin").stat().st_size == 3 << 20
+
+
+def test_an_output_that_has_no_room_for_the_copy_is_a_full_disk_and_keeps_no_part_of_it(bench: Bench, scratch: Path) -> None:
+    shared = bench.folder / "staging"
+    shared.mkdir()
+    with small(shared):
+        result, staging = large(bench)
+        assert result.outcome is Outcome.RETRYABLE and result.fault is not None, result
+        assert result.fault.code == FaultCode.DISK_FULL and str(result.fault.path).startswith(str(shared))
+        assert os.listdir(scratch) == os.listdir(staging) == []
+        subprocess.run(["mount", "-o", "remount,size=8m", str(shared)], check=True)
+        result, staging = large(bench)
+        assert result.outcome is Outcome.SUCCEEDED, result
+        assert sorted(os.listdir(staging)) == ["large.bin", "out.bin"]
+
+
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["its-own-folder", "all-of-it"])
 def test_a_scratch_folder_that_goes_away_meanwhile_is_said_and_is_no_source_that_is_waited_for(
     bench: Bench, scratch: Path, all_of_it: bool
@@ -67,6 +121,7 @@ def test_a_scratch_folder_that_goes_away_meanwhile_is_said_and_is_no_source_that
     assert os.listdir(attempt.context.staging) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_attempt_left_there_is_removed_by_the_next_but_not_what_lives(bench: Bench, scratch: Path) -> None:
     killed, living = bench.start(held=True), bench.start(held=True)
     until(lambda: runs(killed) and runs(living))

@@ -9,7 +9,7 @@ from daemon.journal.journal import Journal
 from daemon.operating.monitoring.metrics.exposition import Exposition
 from daemon.operating.monitoring.metrics.figures import Figures
 from daemon.operating.monitoring.metrics.table import METRICS
-from tests.journal.conftest import STAGES
+from tests.journal.entries import STAGES
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

@@ -24,7 +24,7 @@ from daemon.operating.monitoring.metrics import exposition as exposing
 from daemon.operating.monitoring.metrics.exposition import Exposition
 from daemon.operating.monitoring.metrics.figures import Figures
 from daemon.operating.monitoring.metrics.table import METRICS, table
-from tests.journal.conftest import STAGES, enter, reference
+from tests.journal.entries import STAGES, enter, reference
 from tests.monitoring.reading import OPENMETRICS, expose, exposed, read
 from tests.runner.conftest import ROOT, Toy, copied
 

@@ -37,7 +37,7 @@ from daemon.publishing.telling import sending, untold
 from daemon.publishing.telling.notifier import Notifier, pause_after
 from daemon.publishing.telling.outcome import NO_SERVICE, Outcome, without_secrets
 from daemon.publishing.telling.sender import Sender
-from tests.journal.conftest import enter, reference
+from tests.journal.entries import enter, reference
 from tests.service import Service as Daemon
 
 # One of the services that Apprise loads still imports a module that Python 3.13 takes away.

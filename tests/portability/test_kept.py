@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import all_specs
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
+from daemon.running.runner import Runner
 from handlers.merge.engine.resume_ledger import purpose
 from tests.onnx.conftest import make_context
+from tests.runner.conftest import make_desk
+from tests.runner.desk import Desk, done
 
+__all__ = ["make_desk"]
 OTHER = cpu.Cpu("x86_64", "GenuineIntel", "a processor of 2013", ("sse4_1", "avx", "f16c", "fma", "avx2"))
 
 
@@ -60,3 +65,21 @@ def test_children_compute_fp32_in_fp32_whatever_the_box_allows(tmp_path: Path, m
         process.tempfile.tempdir = None
         os.environ.clear()
         os.environ.update(kept)
+
+
+@pytest.mark.parametrize(("placed", "merges"), [(("merge", "reference"), 1), ((), 2)], ids=["by-a-scheduler", "here"])
+def test_a_daemon_that_moves_repeats_what_was_made_on_its_box_and_not_what_a_scheduler_placed(
+    make_desk: Callable[..., Desk], elsewhere: pytest.MonkeyPatch, placed: tuple[str, ...], merges: int
+) -> None:
+    desk = make_desk()
+    desk.elsewhere(*placed)
+    desk.script = lambda context: done(context) if context.stage == "merge" else None
+    job = desk.add("run", 1)
+    desk.tick(10)
+    assert desk.journal.stages.of(job)["merge"].state == "succeeded"
+    elsewhere.setattr(*MOVE)
+    desk.runner = Runner(desk.runner.settings, desk.journal, desk.runner.paths, desk.runner.executor)
+    desk.runner.recover()
+    desk.tick(20)
+    assert len(desk.order("reference")) == 2, "it has gone on"
+    assert len(desk.order()) == merges

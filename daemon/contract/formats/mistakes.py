@@ -35,10 +35,15 @@ KINDS: tuple[str, ...] = get_args(Kind)
 """The kinds of models that engines are declared for."""
 
 
+def alike(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """The known name that is most like `name`, `least` so (0 to 1); None where none is."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=least)), None)
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """The end of a sentence that proposes the known name which is most like `name`; "" where none is."""
-    match = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
+    match = alike(name, known)
+    return f"; did you mean {match!r}?" if match else ""
 
 
 def in_one_line(error: BaseException) -> str:

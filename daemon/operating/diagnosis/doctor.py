@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import grp
 import importlib.metadata
 import os
@@ -19,6 +18,7 @@ from daemon.contract import cpu, units
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
+from daemon.contract.formats.mistakes import alike
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, plan, spec_of
 from daemon.operating.diagnosis import packages
@@ -272,10 +272,10 @@ def _meant(root: Path) -> Path | None:
     missing = next(place for place in (root, *root.parents) if os.path.isdir(place.parent))
     try:
         with os.scandir(missing.parent) as entries:
-            like = difflib.get_close_matches(missing.name, [entry.name for entry in entries if entry.is_dir()], n=1)
+            like = alike(missing.name, (entry.name for entry in entries if entry.is_dir()))
     except OSError:
         return None
-    return missing.with_name(like[0]) / root.relative_to(missing) if like else None
+    return missing.with_name(like) / root.relative_to(missing) if like else None
 
 
 def _bases(settings: Settings) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from daemon.config.places.paths import StatePaths, existing
+from daemon.config.places.paths import StatePaths, existing, states_in
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.states import OPEN_JOB
@@ -36,16 +36,17 @@ def refuse_no_id(wanted: str) -> None:
         raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", "the id is empty", "give the id of a job; `ckptd list` shows the ids")
 
 
-def in_log(state: Path, wanted: str) -> str:
-    """What the log calls the job that is meant by `wanted`. Raises UsageError where neither journal nor log has one, of which the log may
-    be the older.
+def in_log(state: Path, wanted: str) -> tuple[Path, str]:
+    """The log that has the job which is meant by `wanted`, the daemon's or that of an export by hand, and what it calls the job. Raises
+    UsageError where neither journals nor logs have one, of which the log may be the older.
     """
     from daemon.operating.log.logs import follow  # with structlog, which `show` does not need
 
     refuse_no_id(wanted)
-    named = ids(state, wanted)
-    if named or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
-        return named[0] if len(named) == 1 else wanted
+    for folder in states_in(state):
+        named, log = ids(folder, wanted), StatePaths(folder).log
+        if named or any(True for _ in follow(log, tail=1, forever=False, job=wanted)):
+            return log, named[0] if len(named) == 1 else wanted
     existing(state)
     raise _not_one(wanted, [])
 
@@ -54,10 +55,10 @@ def attempted_at(state: Path, wanted: str | None, stage: str) -> Callable[[], At
     """What gives the latest attempt at a stage of the job that is meant. Raises UsageError where there is no such stage."""
     if wanted is None:
         raise _no_stage(stage, "no export is named")
-    id = find_job(state, wanted).id
+    id = find_job(state, wanted, by_hand=True).id
 
     def look() -> Attempted:
-        job = find_job(state, id)
+        job = find_job(state, id, by_hand=True)
         now = next((row for row in job.stages if row.name == stage), None)
         if now is None:
             raise _no_stage(stage, f"the stages of {id} are {', '.join(row.name for row in job.stages)}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from daemon.config.places.paths import Paths
 from daemon.config.settings import LimitSettings
-from daemon.contract import units
+from daemon.contract import cpu, units
 from daemon.contract.disk import away, failpoints
 from daemon.contract.disk.files import odd_below, remove_tree
 from daemon.contract.disk.own_folders import own
@@ -35,6 +35,7 @@ from daemon.running.attempts.executor import Attempt, CpuShare, Executor, Order,
 from daemon.running.attempts.job_file import ReadyStage, bounds_of, make_context, priority_named, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
+from daemon.running.rules.resume_keys import ELSEWHERE
 from daemon.system.box import memory
 from daemon.system.logger import Logger
 from daemon.system.processes.rivals import Rivals
@@ -205,6 +206,10 @@ class Children:
     def runs_here(self, spec: StageSpec) -> bool:
         """Whether a stage takes memory and threads of this box."""
         return self._executor.runs_here(spec)
+
+    def machine_of(self, spec: StageSpec) -> object:
+        """What an output of a stage depends on of the machine that makes it (`resume_keys`)."""
+        return cpu.here().key if self.runs_here(spec) else ELSEWHERE
 
     def reserved(self) -> Reserved:
         """What of this box is reserved for the attempts and not used yet."""

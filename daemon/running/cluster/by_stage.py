@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,12 +11,12 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import ORDERS, Orders
+from daemon.contract.jobs.elsewhere import ORDERS, Claim, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
 from daemon.running.cluster.executor import ClusterExecutor, Terms
 from daemon.running.cluster.port import Scheduler
-from daemon.running.cluster.ray.scheduler import Ray, ray_is_missing
+from daemon.running.cluster.ray.scheduler import Ray, why_not
 from daemon.running.cluster.slurm.scheduler import Options, Slurm
 
 LOCAL = "local"
@@ -58,8 +57,12 @@ class ByStage:
         return self._queue(context.stage) == LOCAL and ask is not None and bool(ask(context, bounds))
 
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> Attempt | StageResult | None:
-        """As `Executor.reclaim`: the folder says whose the attempt is, whatever the configuration is now."""
+        """As `Executor.reclaim`: the folder says whose the attempt is, whatever the configuration is now. What nobody was asked for is made
+        anew where the configuration says."""
         orders = elsewhere.get(folder, ORDERS, Orders)
+        unasked = orders is not None and orders.submission == "none" and orders.scheduler != self._settings.executor
+        if unasked and elsewhere.take(folder, Claim(by="daemon")):
+            return None
         owner: Executor = self._clusters.get(orders.scheduler, self._cluster) if orders is not None else self._local
         return owner.reclaim(id, folder, bounds)
 
@@ -100,12 +103,8 @@ def scheduler_of(settings: ClusterSettings) -> Scheduler:
     """The scheduler that is configured. Raises UsageError where this machine lacks what it takes."""
     if settings.executor != "ray":
         return slurm_of(settings)
-    why = ray_is_missing(str(settings.ray.python or ""))
-    if why:
-        raise UsageError(
-            FaultCode.CONFIG_INVALID, 'use cluster.executor = "ray"', why,
-            f"install it (`{sys.executable} -m pip install ckptd[ray]`), or let cluster.ray.python name an interpreter with Ray",
-        )  # fmt: skip
+    if refused := why_not(settings.ray.address, str(settings.ray.python or "")):
+        raise UsageError(FaultCode.CONFIG_INVALID, 'use cluster.executor = "ray"', *refused)
     return ray_of(settings)
 
 

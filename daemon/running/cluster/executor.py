@@ -28,7 +28,7 @@ from daemon.running.cluster.attempt import Clock, ClusterAttempt
 from daemon.running.cluster.link import Link
 from daemon.running.cluster.port import Ending, Resources, Scheduler
 from daemon.running.rules.resume_keys import library_version
-from daemon.toolchains.registry import command_of
+from daemon.toolchains.registry import HANDLERS, command_of
 
 MARGIN, SLACK = 1.5, 512 << 20
 """The memory that is asked for is what the stage is estimated to need, so many times, and so many bytes more."""
@@ -83,7 +83,7 @@ class ClusterExecutor:
         spec = find_spec(context.stage)
         orders = Orders(
             scheduler=self.scheduler.name, token=f"ckptd.{context.job[-12:]}.{context.stage}.{context.attempt}.{secrets.token_hex(6)}",
-            command=tuple(self.command or (terms.python, *command_of(context)[1:])),
+            command=tuple(self.command) or (command_of(context) if context.toolchain else (terms.python, *HANDLERS[1:])),
             environment=environment_there(order.bounds.pass_environment),
             versions={"ckptd": __version__, **{name: library_version(name) for name in (spec.libraries if spec else ())}},
             gpus=resources.gpus, memory=resources.memory, seconds=resources.seconds, log_size=order.bounds.log_size, queue=terms.queue,
@@ -150,16 +150,17 @@ def _earlier(folder: Path) -> Orders | None:
 
 def environment_there(names: Sequence[str]) -> dict[str, str]:
     """Variables that a child gets beside those of its machine: what the configuration names, and nothing that is this box's."""
-    return {**{name: value for name in names if (value := os.environ.get(name)) is not None}, **IN_UTF_8}
+    return {**{name: value for name in names if (value := os.environ.get(name)) is not None}, **IN_UTF_8, "PYTHONUNBUFFERED": "1"}
 
 
 def write_script(folder: Path, terms: Terms, environment: Mapping[str, str], *words: str) -> Path:
-    """The script that the scheduler starts: it changes into the folder, or ends, and becomes the worker with these `words`."""
+    """The script that the scheduler starts: it changes into the folder, or ends, and becomes the worker with these `words`. The variables
+    are those of the child, which the worker may become without a program of its own."""
     command = shlex.join([*terms.prefix, terms.python, "-m", "handlers.child.elsewhere", *words])
-    path = f"PYTHONPATH={shlex.quote(environment['PYTHONPATH'])} " if "PYTHONPATH" in environment else ""
     lines = (
         "#!/bin/sh", "# Made by ckptd: what orders.json beside this file asks for.", f"cd {shlex.quote(str(folder))} || exit 0",
-        'export PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}"', f"{path}exec {command}",
+        'export PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}"',
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items() if name.isidentifier()), f"exec {command}",
     )  # fmt: skip
     write_atomic(folder / SCRIPT, "\n".join(lines) + "\n", mode=0o700)
     return folder / SCRIPT

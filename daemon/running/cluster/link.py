@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from daemon.contract.faults.events import Event
 from daemon.running.cluster.attempt import Clock, ClusterAttempt
-from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, Unsure
+from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, Unasked, Unsure
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import Supervised
 
@@ -19,7 +19,7 @@ LOOK_SECONDS = 5.0
 """Between questions to the scheduler about all attempts: twelve a minute."""
 SUBMISSIONS_A_SECOND = 20.0
 FULL_SECONDS = 30.0
-"""After the scheduler said that it takes no more."""
+"""After the scheduler said that it takes no more, or could not be asked."""
 QUICK_SECONDS, SLOW_SECONDS = 0.2, 5.0
 """Between looks into the folders: of a few attempts, and of attempts that have waited in a queue for long or are very many."""
 LOOKS_A_SECOND = 200.0
@@ -103,11 +103,14 @@ class Link:
             self._answered()
             with contextlib.suppress(OSError):  # a look finds the job by its name
                 attempt.note(submission="taken", id=id)
-        except Full as error:
+        except (Full, Unasked) as error:
             with contextlib.suppress(OSError):
                 attempt.note(submission="none")
             self._full_until = self._clock() + FULL_SECONDS
-            log.warning(f"{self.scheduler.name} takes no more jobs now: {error}", event_id=Event.SCHEDULER_FULL)
+            if isinstance(error, Unasked):
+                self._no_answer(str(error))
+            else:
+                log.warning(f"{self.scheduler.name} takes no more jobs now: {error}", event_id=Event.SCHEDULER_FULL)
         except Refused as error:
             attempt.refuse(str(error))
         except Unsure as error:

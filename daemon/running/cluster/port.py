@@ -84,6 +84,10 @@ class Unsure(Exception):
     """It gave no answer: the job may have been taken or not."""
 
 
+class Unasked(Unsure):
+    """It could not be asked at all."""
+
+
 class Scheduler(Protocol):
     """A scheduler. All calls come from one thread, and may block for as long as `CALL_SECONDS`."""
 
@@ -93,7 +97,7 @@ class Scheduler(Protocol):
 
     def submit(self, token: str, script: Path, resources: Resources) -> str:
         """Hand in a job with the name `token` that runs `script` (in its folder, which is the attempt's); gives the scheduler's own name
-        of it. It must never be started a second time by the scheduler. Raises Refused, Full, Unsure."""
+        of it. It must never be started a second time by the scheduler. Raises Refused, Full, Unsure, Unasked."""
 
     def look(self, tokens: Collection[str]) -> Mapping[str, Sighting]:
         """What is known about the jobs with these names, by one call for all: each is in it, unless the scheduler gave no answer, when {}

@@ -1,9 +1,10 @@
 """Resume keys: the digest of everything that determines a stage's output.
 
 Called by the runner before a stage starts. Two stages with the same key give the same output, so that a finished one need not be repeated
-after a restart, an upgrade, a retry or a change of the configuration that does not touch it. The processor is part of it: libraries choose
-their kernels by it, so that sums differ in the last bit, choices by measurement may differ, and a check holds for the processor that it ran
-on. State that is moved to another kind of machine is made again.
+after a restart, an upgrade, a retry or a change of the configuration that does not touch it. The machine is part of it, of this box its
+processor: libraries choose their kernels by it, so that sums differ in the last bit, choices by measurement may differ, and a check holds
+for the processor that it ran on. State that is moved to another kind of machine is made again. Which machine a scheduler will choose nobody
+knows, and the stages of one export may run on several: all of them count as alike, and as none of this box.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from daemon.toolchains.registry import digest_for
 
 RULES = 2
 """Raised where outputs under the keys of before may not be what their keys say: under 1, a base could change while a job ran."""
+ELSEWHERE = "elsewhere"
+"""In the place of a processor, for stages that a scheduler places."""
 TEXTS = ("validation.prompts", "validation.data")
 """Settings that name files with texts."""
 
@@ -71,9 +74,11 @@ def sources_of(job: JobRow, stages: Iterable[str], stamp_of: Stamp = data_files.
 
 
 def stage_key(
-    spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str, stamp_of: Stamp = data_files.stamp
+    spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str, stamp_of: Stamp = data_files.stamp,
+    machine: object = None,
 ) -> str:  # fmt: skip
-    """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp."""
+    """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp; `machine`:
+    which makes it, None for this box."""
     return digest_of({
         "rules": RULES,
         "stage": spec.name,
@@ -83,7 +88,7 @@ def stage_key(
         "base": base,
         "settings": {path: job.work.setting(path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},
-        "cpu": cpu.here().key,
+        "cpu": machine or cpu.here().key,
         **({"texts": texts} if (texts := _stamps_of_texts(spec, job, stamp_of)) else {}),
         **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
         "device": spec.device(device),
@@ -97,13 +102,15 @@ def _stamps_of_texts(spec: StageSpec, job: JobRow, stamp_of: Stamp) -> dict[str,
     return {path: stamp for path, stamp in stamps.items() if stamp}
 
 
-def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str, sources: Sources) -> dict[str, str]:
-    """Stage → key, for the stages of a job as they stand. `sources`: of these stages."""
+def keys_of(
+    job: JobRow, stages: Mapping[str, StageRow], device: str, sources: Sources, machine_of: Callable[[StageSpec], object]
+) -> dict[str, str]:
+    """Stage → key, for the stages of a job as they stand. `sources`: of these stages; `machine_of`: which makes a stage's output."""
     texts = {job.work.setting(path): stamps for path, stamps in sources.items() if path in TEXTS}
     keys: dict[str, str] = {}
     for name in stages:
         spec = spec_of(name)
         before = [other for other in (*spec.needs, *spec.after) if other in stages]
         inputs = {other: keys.get(other) if stages[other].state not in ("failed", "skipped") else None for other in before}
-        keys[name] = stage_key(spec, job, inputs, sources["base"], device, lambda files: texts.get(files, []))
+        keys[name] = stage_key(spec, job, inputs, sources["base"], device, lambda files: texts.get(files, []), machine_of(spec))
     return keys

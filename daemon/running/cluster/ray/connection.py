@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from daemon.running.cluster.port import CALL_SECONDS, Refused, Unsure
+from daemon.running.cluster.port import CALL_SECONDS, Refused, Unasked, Unsure
 
 DRIVER = Path(__file__).with_name("driver.py")
 PAUSE_SECONDS = 30.0
@@ -55,7 +55,7 @@ class Connection:
 
     def _start(self) -> None:
         if self._failed is not None and time.monotonic() - self._failed[0] < PAUSE_SECONDS:
-            raise Unsure(self._failed[1])
+            raise Unasked(self._failed[1])
         _reach(self._address)
         self._said = tempfile.TemporaryFile("ab+")  # noqa: SIM115
         try:
@@ -64,7 +64,7 @@ class Connection:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise Unsure(f"{self._python} can't be run: {error.strerror}") from None
+            raise Unasked(f"{self._python} can't be run: {error.strerror}") from None
         self._end = weakref.finalize(self, _end, self._process, self._said)
         try:
             self._exchange(None)
@@ -72,7 +72,7 @@ class Connection:
         except Unsure as error:
             self.close()
             self._failed = time.monotonic(), str(error)
-            raise
+            raise Unasked(str(error)) from None
 
     def _exchange(self, question: dict[str, Any] | None) -> Any:
         """Ask; None: wait for the first answer."""
@@ -122,14 +122,14 @@ def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
 
 
 def _reach(address: str) -> None:
-    """Raise Unsure where nobody listens at an address: Ray itself would try for minutes."""
+    """Raise Unasked where nobody listens at an address: Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return
     try:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
     except OSError as error:
-        raise Unsure(f"nobody answers at {address}: {error.strerror or error}") from None
+        raise Unasked(f"nobody answers at {address}: {error.strerror or error}") from None
 
 
 def _last_line(said: IO[bytes]) -> str:

@@ -234,13 +234,14 @@ def machines() -> list[dict[str, float]]:
 
 
 def answer(driver: Driver, asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a question."""
+    """The answer to a question. Only what is submitted can be refused."""
+    verb = asked.pop("verb")
     try:
-        return {"answer": getattr(driver, asked.pop("verb"))(**asked)}
-    except (ValueError, TypeError) as error:
-        return {"refused": " ".join(str(error).split())[:300]}
-    except (ray.exceptions.RayError, RuntimeError, OSError) as error:
-        return {"unsure": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return {"answer": getattr(driver, verb)(**asked)}
+    except (ray.exceptions.RayError, RuntimeError, OSError, ValueError, TypeError) as error:
+        said = " ".join(str(error).split())[:300]
+        refused = verb == "submit" and isinstance(error, ValueError | TypeError)
+        return {"refused": said} if refused else {"unsure": f"{type(error).__name__}: {said}"}
 
 
 def connected(address: str) -> dict[str, Any]:

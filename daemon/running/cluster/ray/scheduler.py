@@ -31,7 +31,7 @@ class Ray:
         self, address: str = "", python: str = "", custom: Mapping[str, Mapping[str, float]] | None = None, patience: float = CALL_SECONDS
     ) -> None:
         self._custom = custom or {}
-        self.connection = Connection(python or sys.executable, address or os.environ.get("RAY_ADDRESS") or "auto", patience)
+        self.connection = Connection(python or sys.executable, _address_of(address) or "auto", patience)
         self._said: dict[str, str] = {}
 
     def submit(self, token: str, script: Path, resources: Resources) -> str:
@@ -77,8 +77,19 @@ def _sighting(row: Mapping[str, Any], answer: Mapping[str, Any]) -> Sighting:
     return Sighting(state, id, "DEAD" if cause or "cancelled" in row else "", ending=ending)
 
 
-def ray_is_missing(python: str) -> str:
-    """Why no process can be connected with a cluster, as far as that is seen without one; "" for nothing. `python`: as for `Ray`."""
-    if python:
-        return "" if os.access(python, os.X_OK) else f"cluster.ray.python, {python}, can't be run"
-    return "" if importlib.util.find_spec("ray") else f"Ray is not installed for {sys.executable}"
+def _address_of(address: str) -> str:
+    return address or os.environ.get("RAY_ADDRESS", "")
+
+
+def why_not(address: str, python: str) -> tuple[str, str] | None:
+    """Why no process can be connected with a cluster, as far as that is seen without one, and what to do. Parameters as for `Ray`."""
+    if _address_of(address).startswith("ray://"):
+        return (
+            f"it is the address of a client server, through which calls may hang: {_address_of(address)}",
+            "give the address of the head itself, for example 10.0.0.5:6379, and let this machine join the cluster with"
+            " `ray start --address=10.0.0.5:6379 --num-cpus=0`",
+        )
+    install = f"install it (`{sys.executable} -m pip install ckptd[ray]`), or let cluster.ray.python name an interpreter with Ray"
+    if python and not os.access(python, os.X_OK):
+        return f"cluster.ray.python, {python}, can't be run", install
+    return None if python or importlib.util.find_spec("ray") else (f"Ray is not installed for {sys.executable}", install)

@@ -2,7 +2,7 @@
 
 A job's name is the attempt's token. squeue lists a job for `MinJobAge` seconds (300 by default) after its end, with the state in which it
 ended; after that it is absent, which is as good: how an attempt ended is in its folder. Only why Slurm ended it is forgotten then, and of
-jobs that squeue no longer knows sacct is asked for that, as long as it answers. A command that fails, or gives no answer in time,
+jobs that squeue no longer knows sacct is asked for that. A command that fails, or gives no answer in time,
 says nothing about any job.
 """
 
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unsure
+from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unasked, Unsure
 from daemon.running.cluster.slurm.words import ENDINGS, PENDING, reason_in_words
 
 OUTPUT = "scheduler.txt"
 """File of the attempt's folder for what Slurm itself has to say."""
 ACCOUNTED_DAYS, NAMES = 7, 50
 """How long ago a job may have been handed in that the accounting is asked for, and of how many with one call."""
+SILENT_SECONDS = 600.0
+"""Before an accounting that gave no answer is asked again: it may be down, or there is none."""
 _SURELY_NOT = re.compile(r"Batch job submission failed: (.*)|sbatch: (?:error|fatal): (Invalid .*|invalid .*|Unable to open file .*)")
 _LATER = re.compile(r"limit|temporarily|unavailable|drained|too many", re.IGNORECASE)
 _NO_ANSWER = re.compile(r"contact|timed out|communicat|connect|socket|slurm_?ctld|credential", re.IGNORECASE)
@@ -44,15 +47,15 @@ class Options:
         return [*(f"--{name}={value}" for name, value in named.items() if value), *self.more]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Slurm:
     """`options`: name of a queue → its options, "" for those of all."""
 
     options: Mapping[str, Options] = field(default_factory=dict)
     directory: str = ""
     """Folder of the commands, "" for those of PATH."""
-    _lacking: set[str] = field(default_factory=set, compare=False)
-    """Commands that this site does not have, or that say nothing."""
+    _silent_until: float = field(default=float("-inf"), compare=False)
+    """Until when (monotonic) the accounting is not asked."""
 
     @property
     def name(self) -> str:
@@ -103,7 +106,7 @@ class Slurm:
     def _accounted(self, tokens: Collection[str]) -> Mapping[str, Sighting]:
         """How jobs ended that squeue has forgotten, by the site's accounting; {} where there is none."""
         ends = dict[str, Sighting]()
-        ordered = sorted(tokens) if "sacct" not in self._lacking else []
+        ordered = sorted(tokens) if time.monotonic() >= self._silent_until else []
         for names in (ordered[first : first + NAMES] for first in range(0, len(ordered), NAMES)):
             words = ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{ACCOUNTED_DAYS}days", f"--name={','.join(names)}"]
             try:
@@ -111,7 +114,7 @@ class Slurm:
             except Unsure:
                 code, out = 1, ""
             if code != 0:
-                self._lacking.add("sacct")
+                self._silent_until = time.monotonic() + SILENT_SECONDS
                 return ends
             for line in out.splitlines():
                 id, word, host, token = (line.split("|", 3) + [""] * 4)[:4]
@@ -148,7 +151,7 @@ class Slurm:
         except subprocess.TimeoutExpired:
             raise Unsure(f"{program} gave no answer in {CALL_SECONDS:.0f} s") from None
         except OSError as error:
-            raise Unsure(f"{path} can't be run: {error.strerror}") from None
+            raise Unasked(f"{path} can't be run: {error.strerror}") from None
         return done.returncode, done.stdout, done.stderr
 
 
