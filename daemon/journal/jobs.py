@@ -85,7 +85,7 @@ class Jobs:
                 "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings,"
                 " newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (job.id, checkpoint.identity, work.digest, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
-                 work.model_dump_json(), str(job.pin), str(job.target), now(), json.dumps(list(job.warnings)), int(supersede)),
+                 work.text, str(job.pin), str(job.target), now(), json.dumps(list(job.warnings)), int(supersede)),
             )  # fmt: skip
             _add_stages(c, job.id, job.stages)
             if fault:
@@ -244,7 +244,7 @@ class Jobs:
             gone = there.keys() - set(stages)
             if state not in ("pending", "running") or taken.fetchone() or any(there[name] == "running" for name in gone):
                 return False
-            c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.model_dump_json(), work.digest, job))
+            c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.text, work.digest, job))
             c.executemany("DELETE FROM stage WHERE job = ? AND name = ?", [(job, name) for name in gone])
             _add_stages(c, job, stages)
             return True
@@ -303,7 +303,7 @@ class Jobs:
             ).rowcount:  # fmt: skip
                 return False
             if work is not None:
-                c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.model_dump_json(), work.digest, job))
+                c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.text, work.digest, job))
                 names = ",".join("?" * len(stages))
                 c.execute(f"DELETE FROM stage WHERE job = ? AND name NOT IN ({names})", (job, *stages))
                 _add_stages(c, job, stages)
