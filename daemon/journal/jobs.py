@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
@@ -46,6 +47,17 @@ class NewJob:
     """What the checkpoint's directory looked like when it was taken."""
     warnings: Sequence[str] = ()
     """What the report says beside the stages' own warnings."""
+
+
+class Place(NamedTuple):
+    """Where a job's export goes."""
+
+    job: str
+    root: str
+    run: str
+    target: str
+    """Folder of the export; a superseded job publishes nothing."""
+    state: str
 
 
 @dataclass(frozen=True)
@@ -157,17 +169,14 @@ class Jobs:
         )  # fmt: skip
         return job_of(rows[0]) if rows else None
 
-    def of_content(self, step: int, digest: str) -> list[str]:
-        """Ids of the jobs of checkpoints with this step and content, wherever they lay, newest first."""
+    def alike(self, job: str, root: str, step: int, digest: str) -> list[JobRow]:
+        """The job with this id, and those of checkpoints with this content that have this step or lie below this root; newest first."""
         rows = self._database.read(
-            "SELECT id FROM job WHERE step = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id", step, digest
-        )
-        return [str(row[0]) for row in rows]
-
-    def of_digest(self, root: str, digest: str) -> list[JobRow]:
-        """The jobs of checkpoints below this root with this content, the newest first."""
-        query = "SELECT * FROM job WHERE root = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id"
-        return [job_of(row) for row in self._database.read(query, root, digest)]
+            "SELECT * FROM job WHERE id = ? OR (step = ? AND json_extract(checkpoint, '$.digest') = ?)"
+            " OR (root = ? AND instr(checkpoint, ?)) ORDER BY created DESC, id",
+            job, step, digest, root, digest,
+        )  # fmt: skip
+        return [known for known in map(job_of, rows) if job == known.id or known.checkpoint.digest == digest]
 
     def at(self, target: Path) -> list[JobRow]:
         """All jobs whose export's folder is `target`, the newest first."""
@@ -182,14 +191,10 @@ class Jobs:
         )  # fmt: skip
         return [Path(str(row[0])) for row in rows]
 
-    def places(self) -> list[tuple[str, str]]:
-        """Id and export's folder of every job, but for superseded ones: these publish nothing."""
-        return [(str(row[0]), str(row[1])) for row in self._database.read("SELECT id, target FROM job WHERE state != 'superseded'")]
-
-    def runs(self) -> list[tuple[str, str]]:
-        """Root and name of every run that has had jobs, the earliest first."""
-        rows = self._database.read("SELECT root, run FROM job GROUP BY root, run ORDER BY min(created), min(rowid)")
-        return [(str(row[0]), str(row[1])) for row in rows]
+    def places(self) -> list[Place]:
+        """What every job has been given, the earliest first."""
+        rows = self._database.read("SELECT id, root, run, target, state FROM job ORDER BY created, rowid")
+        return [Place(*row) for row in rows]
 
     def rewrites(self, run: str, path: str) -> int:
         """How many exports in a row of a directory gave way to its next content, without one that ended."""

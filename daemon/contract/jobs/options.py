@@ -264,6 +264,10 @@ class Work(Frozen):
         asked = {"validation": {"strictness", "limits"}}
         return digest_of(self.model_dump(mode="json", exclude_defaults=True, exclude=asked))
 
+    def shared(self) -> Work:
+        """The same configuration, in one object for all that have it."""
+        return Work.recovered(self.text)
+
     @classmethod
     @functools.lru_cache(_REMEMBERED)
     def recovered(cls, text: str) -> Work:

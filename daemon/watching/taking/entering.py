@@ -74,8 +74,6 @@ class _Reading:
     """All jobs of this content below its root."""
     here: Sequence[str]
     """The jobs whose content its directory held when it was last decided upon."""
-    rewrites: int
-    """How many exports in a row of its directory gave way to its next content."""
     takings: Takings
 
 
@@ -113,11 +111,16 @@ class Entering:
         return self._enter(candidate, self._places().of(candidate.reference, reading.takings), reading)
 
     def _read(self, candidate: Candidate) -> _Reading:
-        reference, jobs, sightings = candidate.reference, self.journal.jobs, self.journal.sightings
+        reference, jobs = candidate.reference, self.journal.jobs
+        alike = jobs.alike(candidate.job, reference.root, reference.step, reference.digest)
+        content = [job for job in alike if job.checkpoint.digest == reference.digest]
         return _Reading(
-            jobs.get(candidate.job), jobs.of_content(reference.step, reference.digest), jobs.of_digest(reference.root, reference.digest),
-            sightings.jobs_at(reference.path), jobs.rewrites(reference.run, reference.path), takings_of(self.journal),
-        )  # fmt: skip
+            job=next((job for job in alike if job.id == candidate.job), None),
+            same=[job.id for job in content if job.checkpoint.step == reference.step],
+            copies=[job for job in content if job.checkpoint.root == reference.root],
+            here=self.journal.sightings.jobs_at(reference.path),
+            takings=takings_of(self.journal),
+        )
 
     def _keys(self, candidate: Candidate) -> frozenset[str]:
         """What no other thread may enter meanwhile: this content, and this run's name."""
@@ -171,7 +174,7 @@ class Entering:
             layout=reference.layout,
             digest=reference.digest[:16],
         )
-        before = (reading.here or reading.rewrites) and candidate.fault is None
+        before = candidate.fault is None and (reading.here or reference.run in reading.takings.gave_way)
         count = jobs.rewrites(reference.run, reference.path) if before else 0
         if count and count % OFTEN == 0:  # one export after the other gives way to the directory's next content
             log.warning(
