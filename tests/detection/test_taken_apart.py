@@ -75,8 +75,8 @@ def test_one_that_is_the_best_now_is_taken_without_waiting_for_a_scan(station: S
     here = station(watch={"rescan_seconds": 3600.0}, select={"policy": "best", "final": False})
     early = copy_of(pico_checkpoint, here.root / "run" / "checkpoint-3", step=3)
     here.wait(lambda: here.journal.sightings.fingerprint(str(early)) is not None, "it is skipped")
-    late = copy_of(pico_checkpoint, here.root / "later", step=4, weights=4.0)
-    set_state(late, best_model_checkpoint=str(early), best_metric=0.25)
-    late.rename(here.root / "run" / "checkpoint-4")
+    newer = copy_of(pico_checkpoint, here.root / "later", step=4, weights=4.0)
+    set_state(newer, best_model_checkpoint=str(early), best_metric=0.25)
+    newer.rename(here.root / "run" / "checkpoint-4")
     (job,) = here.wait_for_jobs(1)
     assert job.checkpoint.step == 3

@@ -38,8 +38,8 @@ def test_the_same_content_counts_with_its_step_or_below_its_root_and_the_id_wher
     enter(journal, "other-step-elsewhere", "/two", 8, a)
     enter(journal, "other-content", "/one", 4, b)
     enter(journal, "named", "/three", 12, b)
-    found = {job.id for job in journal.jobs.alike("named", "/one", 4, a)}
-    assert found == {"here", "elsewhere", "other-step", "named"}
+    alike = {job.id for job in journal.jobs.alike("named", "/one", 4, a)}
+    assert alike == {"here", "elsewhere", "other-step", "named"}
     assert [job.id for job in journal.jobs.alike("none", "/one", 4, "c" * 64)] == []
 
 
