@@ -39,17 +39,20 @@ class TimedIntake(Intake):
     """The intake as it is, with the time at which it was asked and the time at which it had answered."""
 
     times: dict[str, tuple[float, float]] = field(default_factory=dict)
-    takes: Takes = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
 
     def take(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         asked = time.monotonic()
         job = super().take(root, inspection, fingerprint)
         if job is not None:
             self.times[str(inspection.path)] = (asked, time.monotonic())
-            found = self.journal.jobs.get(job)
-            assert found is not None
-            self.takes.append((str(inspection.path), read_checkpoint(found.pin)))
+            self.jobs.append(job)
         return job
+
+    def takes(self) -> Takes:
+        """What was pinned, read when the clock has stopped: nothing ends the jobs meanwhile."""
+        rows = [row for job in self.jobs if (row := self.journal.jobs.get(job)) is not None]
+        return [(row.checkpoint.path, read_checkpoint(row.pin)) for row in rows]
 
 
 class Ckptd:
@@ -62,12 +65,13 @@ class Ckptd:
         self.journal = Journal(paths.journal)
         self.intake = TimedIntake(settings, self.journal, paths)
         self.watcher = Watcher(settings, self.intake, taken=lambda: None)
-        self.takes = self.intake.takes
+        self.takes: Takes = []
         self.watcher.start()
 
     def stop(self) -> None:
         """End its threads."""
         self.watcher.stop()
+        self.takes = self.intake.takes()
         self.journal.close()
 
 

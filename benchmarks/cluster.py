@@ -15,13 +15,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
-from daemon.running.attempts.executor import Attempt, Executor
+from daemon.contract.jobs.options import Work
+from daemon.running.attempts.executor import Attempt, Executor, Order
 from daemon.running.cluster.port import Resources, Scheduler
 from daemon.running.cluster.ray.scheduler import Ray
 from daemon.running.cluster.slurm.scheduler import Slurm
@@ -117,7 +119,8 @@ def open_attempts(folder: Path) -> dict[str, float]:
     fake.held = True
     bench = Bench(folder, fake)
     to_begin = resident()
-    orders = [bench.order() for _ in range(OPEN)]
+    text = bench.order().context.work.text
+    orders = [_from_journal(bench.order(), text) for _ in range(OPEN)]
     ordered = resident() - to_begin
     attempts = [bench.executor.start(order) for order in orders]
     while len(fake.submitted) < OPEN:
@@ -130,6 +133,11 @@ def open_attempts(folder: Path) -> dict[str, float]:
     bench.close()
     sizes = {"grown_mib": grown / (1 << 20), "of_orders_mib": ordered / (1 << 20)}
     return {"open": len(attempts), **sizes, "calls_a_minute": asked}
+
+
+def _from_journal(order: Order, text: str) -> Order:
+    """The order with its job's configuration as the runner has it: of the text in the job's row."""
+    return replace(order, context=order.context.model_copy(update={"work": Work.recovered(text)}))
 
 
 def resident() -> int:

@@ -61,8 +61,8 @@ def latency(folder: Path, writers: int, seconds: float, bombs: int = 0, *, watch
         for number in range(bombs):  # by another process: to make them up takes seconds of this one's interpreter
             subprocess.run(_common.python(__file__, "--plant", str(place / f"bomb-{number}" / "checkpoint-1"), str(number)), check=True)
         truth = write_checkpoints("steady", folder, writers, seconds)
-        end = time.monotonic() + SETTLE + 60
-        while not {line["path"] for line in truth} <= ckptd.intake.times.keys() and time.monotonic() < end:
+        end, paths = time.monotonic() + SETTLE + 60, {line["path"] for line in truth}
+        while not paths <= ckptd.intake.times.keys() and time.monotonic() < end:
             time.sleep(0.05)
         times = dict(ckptd.intake.times)
     finally:

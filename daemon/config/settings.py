@@ -6,12 +6,13 @@ config.toml says what a key means, its unit, and why it has that default. Other 
 
 from __future__ import annotations
 
+import functools
 import grp
 import os
 import re
 import string
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -36,6 +37,7 @@ from daemon.config.places.states import own_state, state_of_service
 from daemon.config.section import OptionalPath, Section
 from daemon.config.sources import over
 from daemon.contract.formats.catalog import catalog
+from daemon.contract.frozen import without_derived
 from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved
 from daemon.contract.language.catalog import Language, language_of
@@ -363,7 +365,7 @@ with warnings.catch_warnings():
             """`state.directory`, else systemd's, else the user's own. `daemon.config.loading` knows more of a file's settings."""
             return self.state.directory or state_of_service() or own_state()
 
-        @property
+        @functools.cached_property
         def work(self) -> Work:
             """What determines a job's output."""
             sections = {name: getattr(self, name) for name in catalog().sections}
@@ -374,6 +376,10 @@ with warnings.catch_warnings():
             """The variants that jobs publish."""
             export = resolved(self.export)
             return effective_variants(export.variants, export.quantization)
+
+        def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+            """The same with other values, and without what was worked out of this one's."""
+            return without_derived(super().model_copy(update=update, deep=deep))
 
         def anchored(self, folder: Path) -> Self:
             """The same settings with every path made absolute below `folder`. What was not set still counts as not set."""

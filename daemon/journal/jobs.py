@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
@@ -48,6 +49,17 @@ class NewJob:
     """What is told of it."""
 
 
+class Place(NamedTuple):
+    """Where a job's export goes."""
+
+    job: str
+    root: str
+    run: str
+    target: str
+    """Folder of the export; a superseded job publishes nothing."""
+    state: str
+
+
 class Jobs:
     """Transactions on the table `job`, and on its stages where a job is entered or done anew."""
 
@@ -75,7 +87,7 @@ class Jobs:
                 "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings,"
                 " newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (job.id, checkpoint.identity, work.digest, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
-                 work.model_dump_json(), str(job.pin), str(job.target), now(), json.dumps(list(job.warnings)), int(supersede)),
+                 work.text, str(job.pin), str(job.target), now(), json.dumps(list(job.warnings)), int(supersede)),
             )  # fmt: skip
             _add_stages(c, job.id, job.stages)
             if fault:
@@ -149,17 +161,14 @@ class Jobs:
         )  # fmt: skip
         return job_of(rows[0]) if rows else None
 
-    def of_content(self, step: int, digest: str) -> list[str]:
-        """Ids of the jobs of checkpoints with this step and content, wherever they lay, newest first."""
+    def alike(self, job: str, root: str, step: int, digest: str) -> list[JobRow]:
+        """The job with this id, and those of checkpoints with this content that have this step or lie below this root; newest first."""
         rows = self._database.read(
-            "SELECT id FROM job WHERE step = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id", step, digest
-        )
-        return [str(row[0]) for row in rows]
-
-    def of_digest(self, root: str, digest: str) -> list[JobRow]:
-        """The jobs of checkpoints below this root with this content, the newest first."""
-        query = "SELECT * FROM job WHERE root = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id"
-        return [job_of(row) for row in self._database.read(query, root, digest)]
+            "SELECT * FROM job WHERE id = ? OR (step = ? AND json_extract(checkpoint, '$.digest') = ?)"
+            " OR (root = ? AND instr(checkpoint, ?)) ORDER BY created DESC, id",
+            job, step, digest, root, digest,
+        )  # fmt: skip
+        return [known for known in map(job_of, rows) if job == known.id or known.checkpoint.digest == digest]
 
     def at(self, target: Path) -> list[JobRow]:
         """All jobs whose export's folder is `target`, the newest first."""
@@ -174,14 +183,10 @@ class Jobs:
         )  # fmt: skip
         return [Path(str(row[0])) for row in rows]
 
-    def places(self) -> list[tuple[str, str]]:
-        """Id and export's folder of every job, but for superseded ones: these publish nothing."""
-        return [(str(row[0]), str(row[1])) for row in self._database.read("SELECT id, target FROM job WHERE state != 'superseded'")]
-
-    def runs(self) -> list[tuple[str, str]]:
-        """Root and name of every run that has had jobs, the earliest first."""
-        rows = self._database.read("SELECT root, run FROM job GROUP BY root, run ORDER BY min(created), min(rowid)")
-        return [(str(row[0]), str(row[1])) for row in rows]
+    def places(self) -> list[Place]:
+        """What every job has been given, the earliest first."""
+        rows = self._database.read("SELECT id, root, run, target, state FROM job ORDER BY created, rowid")
+        return [Place(*row) for row in rows]
 
     def rewrites(self, run: str, path: str) -> int:
         """How many exports in a row of a directory gave way to its next content, without one that ended."""
@@ -222,7 +227,7 @@ class Jobs:
             gone = there.keys() - set(stages)
             if state not in ("pending", "running") or taken.fetchone() or any(there[name] == "running" for name in gone):
                 return False
-            c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.model_dump_json(), work.digest, job))
+            c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.text, work.digest, job))
             c.executemany("DELETE FROM stage WHERE job = ? AND name = ?", [(job, name) for name in gone])
             _add_stages(c, job, stages)
             return True
@@ -281,7 +286,7 @@ class Jobs:
             ).rowcount:  # fmt: skip
                 return False
             if work is not None:
-                c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.model_dump_json(), work.digest, job))
+                c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.text, work.digest, job))
                 names = ",".join("?" * len(stages))
                 c.execute(f"DELETE FROM stage WHERE job = ? AND name NOT IN ({names})", (job, *stages))
                 _add_stages(c, job, stages)

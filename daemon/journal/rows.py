@@ -189,10 +189,16 @@ def _result(text: str | None) -> StageResult | None:
         return None
 
 
+@functools.lru_cache(16)
+def _shared(text: str) -> str:
+    """The same text in one object: most jobs have one configuration, and a thousand of them may be held."""
+    return text
+
+
 def job_of(row: Columns) -> JobRow:
     """A row of the table `job`."""
     return JobRow(
-        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), row["work"],
+        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), _shared(row["work"]),
         Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
         tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]), bool(row["paused"]),
         row["state"] == "pending" and row["priority"] > 0,

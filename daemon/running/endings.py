@@ -208,7 +208,7 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
     """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
     folder, top = target.parent, top_of(target, paths)
     try:
-        ids = (id for id, _ in journal.jobs.places())
+        ids = (place.job for place in journal.jobs.places() if place.state != "superseded")
         scope = Scope(begin(paths), frozenset(ids)) if settings.retention.by_default else None
         for gone in prune(
             [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=journal.jobs.open_ids(),

@@ -20,7 +20,7 @@ from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.names import run_of
 from daemon.contract.sharded.dcp import METADATA
 
-THREADS, MOST_THREADS = 8, 16
+THREADS, MOST_THREADS = 16, 24
 """Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more. Most of a small pin is waiting
 for the disk, and a file system makes durable at once what several threads ask of it at the same time."""
 LONG_SECONDS = 1.0
@@ -38,12 +38,9 @@ class Pending(Exception):
 class Apart(Protocol):
     """Does work on checkpoint directories. Asked by one thread."""
 
-    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
+    def do(self, root: Path, path: Path, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
         """What `work` gives, or raises, for a directory in this state. Raises Pending while it is being done: ask again later, in the
         same way. `work` gets the number of the thread that does it. `large`: it is known to take long."""
-
-    def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
-        """The same for work that was asked for earlier, in a tuple; None where there is none of this kind and state."""
 
     def is_busy(self, path: Path) -> bool:
         """Whether work on a directory waits or is being done, in whatever state it was."""
@@ -55,13 +52,9 @@ class Apart(Protocol):
 class AtOnce:
     """Does all work when it is asked for: for commands and simulations, which have one thread."""
 
-    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
+    def do(self, root: Path, path: Path, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
         """See `Apart.do`."""
         return work(0)
-
-    def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
-        """See `Apart.answer`."""
-        return None
 
     def is_busy(self, path: Path) -> bool:
         """See `Apart.is_busy`."""
@@ -71,15 +64,14 @@ class AtOnce:
         """See `Apart.forget`."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Task:
-    root: Path
+    root: str
     path: Path
-    kind: str
     state: Hashable
     work: Callable[[int], Any]
     large: bool
-    run: Path = field(init=False)
+    run: str = field(init=False)
     since: float | None = None
     """When it was begun, by the monotonic clock."""
     ended: bool = False
@@ -87,10 +79,7 @@ class _Task:
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self.run = run_of(self.path)
-
-    def is_of(self, kind: str, state: Hashable) -> bool:
-        return (self.kind, self.state) == (kind, state)
+        self.run = str(run_of(self.path))
 
     def get(self) -> Any:
         if self.error is not None:
@@ -111,22 +100,25 @@ class Hands:
         self._running: dict[int, _Task] = {}
         """Thread's number → what it is at."""
         self._threads: dict[int, threading.Thread] = {}
-        self._served: dict[Path, float] = {}
+        self._served: dict[str, float] = {}
         """Root, and run → when it had its last turn."""
         self._stopping = False
 
-    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
+    def do(self, root: Path, path: Path, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
         """See `Apart.do`."""
-        if (answer := self.answer(path, kind, state)) is not None:
-            return answer[0]
         with self._changed:
-            task = _Task(root, path, kind, state, work, large)
             before = self._latest.get(path)
+            if before is not None and before.state == state:
+                if not before.ended:
+                    raise Pending
+                del self._latest[path]
+                return before.get()
             if before is not None and before in self._waiting:
                 self._waiting.remove(before)  # nobody asks for that any more
-            self._latest[path] = task
+            task = self._latest[path] = _Task(str(root), path, state, work, large)
             self._waiting.append(task)
             self._start_threads()
+            self._changed.notify()
         raise Pending
 
     def look(self) -> None:
@@ -146,18 +138,6 @@ class Hands:
             except (RuntimeError, MemoryError):  # no thread can be had now; the next look tries again
                 del self._threads[number]
                 break
-        self._changed.notify_all()
-
-    def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
-        """See `Apart.answer`."""
-        with self._changed:
-            task = self._latest.get(path)
-            if task is None or not task.is_of(kind, state):
-                return None
-            if not task.ended:
-                raise Pending
-            del self._latest[path]
-        return (task.get(),)
 
     def is_busy(self, path: Path) -> bool:
         """See `Apart.is_busy`."""
@@ -197,12 +177,12 @@ class Hands:
             with self._changed:
                 task.ended = True
                 self._running.pop(number, None)
-                self._changed.notify_all()
+                self._changed.notify()  # what waited for this run, or for what is large, may be another thread's
             self._ended(task.path)
 
     def _next(self, number: int) -> _Task | None:
         """The task whose root, and then whose run, had its last turn longest ago, of runs on which no other thread works."""
-        deadline = time.monotonic() + IDLE_SECONDS
+        deadline, late = time.monotonic() + IDLE_SECONDS, False
         with self._changed:
             while not self._stopping:
                 taken = {task.run for task in self._running.values()}
@@ -215,14 +195,15 @@ class Hands:
                     self._running[number] = task
                     self._served[task.root] = self._served[task.run] = task.since
                     return task
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                if late:
                     break
+                late = not self._changed.wait(max(0.0, deadline - time.monotonic()))  # and look once more: it may just have come
             del self._threads[number]
             if not self._threads and not self._waiting:
                 self._served.clear()
             return None
 
-    def _turn(self, place: Path) -> float:
+    def _turn(self, place: str) -> float:
         return self._served.get(place, 0.0)
 
 

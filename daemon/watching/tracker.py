@@ -11,13 +11,11 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
-from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of, why_unconfigured
-from daemon.checkpoints.layouts import PATIENCE_SECONDS
-from daemon.checkpoints.parts import belongs_to
+from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of
 from daemon.checkpoints.pinning.pins import Moved
 from daemon.checkpoints.readable import closed
 from daemon.config.settings import WatchSettings
@@ -30,27 +28,15 @@ from daemon.system.filesystems.births import identity_of
 from daemon.system.logger import Logger
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
 from daemon.watching.decisions import Decisions
-from daemon.watching.entries import names_in
 from daemon.watching.listing import Listing
-from daemon.watching.resting import Incomplete, State, look_through
+from daemon.watching.resting import Incomplete, State
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.taking.entering import digest_of_fingerprint
+from daemon.watching.taking.examining import Closed, Examined, Examiner, Taken
 from daemon.watching.taking.intake import Intake
 from daemon.watching.undecided import Undecided
 
 log = Logger("watch")
-
-_INSPECT, _TAKE = "inspect", "take"
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """What became of the try to take a complete checkpoint."""
-
-    skipped: Path | None
-    """A sibling to look at again."""
-    error: Moved | OSError | Retryable | MemoryError | None = None
-    """Why it was not taken; None where it was, or where `[select]` does not want it."""
 
 
 class Tracker:
@@ -65,8 +51,9 @@ class Tracker:
         self._settings = settings
         self._intake = intake
         self._taken = taken
+        self._examiner = Examiner(intake, taken)
         self._unknown: set[str] = set()
-        """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
+        """Directories that the journal does not know: asking it again at each look costs the most, and what is decided is known here."""
         rules = rules_of(settings, intake.paths.state)
         self._scanner = Scanner(replace(rules, elsewhere=frozenset(elsewhere), linked=frozenset(linked)))
         self.listing = Listing()
@@ -76,8 +63,6 @@ class Tracker:
         self._decisions = Decisions(intake.journal)
         self._scanned: set[Path] = set()
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
-        self._taken_in: set[Path] = set()
-        """Directories that were taken apart from this thread, which has not noted it yet: one that is gone meanwhile is not lost."""
         self.refused: Callable[[Fault | None], object] = lambda fault: None
         """Called with what kept a checkpoint from being pinned."""
 
@@ -101,7 +86,7 @@ class Tracker:
         for root in self._settings.roots:
             checkpoint = self._scanner.checkpoint_of(root, changed)
             if checkpoint is not None:
-                if self._scanner.would_find(root, checkpoint):
+                if str(checkpoint) in self._settler or self._scanner.would_find(root, checkpoint):
                     self._settler.hint(str(checkpoint), now)
                 return True
         return False
@@ -178,9 +163,7 @@ class Tracker:
         except (FileNotFoundError, NotADirectoryError):
             if self._apart.is_busy(path):
                 return  # it may have been pinned in time
-            if path in self._taken_in:
-                self._taken_in.discard(path)
-            else:
+            if self._examiner.decided.pop(path, None) is None:
                 self.undecided.note_gone(path, now)
             self._apart.forget(path)
             self._forget(path)
@@ -201,7 +184,7 @@ class Tracker:
         """Take a directory that is quiet and complete, else remember why not."""
         itself = identity_of(path)  # before its files: it may be renamed meanwhile
         seen = fingerprint(path)
-        known = None if str(path) in self._unknown else self._intake.journal.sightings.fingerprint(str(path))
+        known = self._known(path)
         if known is None and seen:
             self.undecided.note(path, itself, seen, now)
         if known is not None and self._decisions.covers(path, seen, known):
@@ -213,40 +196,50 @@ class Tracker:
         quiet = self._settler.looked(str(path), seen, now)
         if quiet is None:
             return
-        root = next(root for root in self._settings.roots if path.is_relative_to(root))
-        if (fault := closed(path)) is not None:
-            self.listing.note_unreadable(path, fault)
+        root, again = next(root for root in self._settings.roots if path.is_relative_to(root)), known is not None
+        if self._examiner.decided.get(path, seen) != seen:  # in that state; what is there now has not been
+            del self._examiner.decided[path]
+            self._unknown.discard(str(path))
+            again = True
+        try:
+            examined = self._apart.do(
+                root, path, seen, lambda number: self._examiner.examine(root, path, seen, quiet, now, number, again=again),
+                large=is_large(seen),
+            )  # fmt: skip
+        except Closed as error:
+            self.listing.note_unreadable(path, error.fault)
             return  # the next rescan tries again
-        if (answer := self._apart.answer(path, _TAKE, seen)) is not None:
-            self._note_taken(path, answer[0], now)
-            return
-        self._taken_in.discard(path)
-        large = is_large(seen)
-        state, inspection = self._apart.do(root, path, _INSPECT, seen, lambda number: look_through(path), large=large)
+        self._note(path, examined, root, seen, now)
+
+    def _known(self, path: Path) -> str | None:
+        """The state in which the journal knows that a directory was decided upon."""
+        if str(path) in self._unknown:
+            return None
+        known = self._intake.journal.sightings.fingerprint(str(path))
+        if known is None:
+            self._unknown.add(str(path))
+        return known
+
+    def _note(self, path: Path, examined: Examined, root: Path, seen: Fingerprint, now: float) -> None:
+        """What follows of a look through a quiet directory."""
+        inspection = examined.inspection
         self.listing.open(path)
         if inspection.missing:
-            self._note_missing(root, inspection, seen, state, now)
-            return
-        if belongs_to(str(path), path.name, names_in(path)):  # since it was seen, a better form of the same step was written
+            self._note_missing(root, inspection, seen, examined.state, now)
+        elif examined.is_part:
             self._forget(path)
-            return
-        self.undecided.runs.discard(path)
-        if inspection.refusal is not None:
-            self._note_refused(path, inspection.layout, inspection.refusal, seen)
-            return
-        if (unconfigured := why_unconfigured(inspection, self._intake.settings.base.map)) is not None:
-            if self.listing.refuse(path, unconfigured):
-                log.warning(unconfigured.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), code=unconfigured.code)
-            self._forget(path)
-            return
-        patience = inspection.patience_seconds
-        if known is not None and weights_follow_state(seen):
-            patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
-        if now < quiet + patience:
-            self._settler.look_at(str(path), quiet + patience)
-            return
-        taken = self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, inspection, seen, number), large=large)
-        self._note_taken(path, taken, now)
+        else:
+            self.undecided.runs.discard(path)
+            if inspection.refusal is not None:
+                self._note_refused(path, inspection.layout, inspection.refusal, seen)
+            elif (fault := examined.unconfigured) is not None:
+                if self.listing.refuse(path, fault):
+                    log.warning(fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), code=fault.code)
+                self._forget(path)
+            elif examined.taken is None:
+                self._settler.look_at(str(path), examined.due)
+            else:
+                self._note_taken(path, examined.taken, now)
 
     def _not_understood(self, path: Path, error: Exception) -> None:
         """What is in a directory met an error that nobody foresaw: said once and listed, and no other directory waits for it."""
@@ -263,20 +256,7 @@ class Tracker:
             log.error(fault.sentence(), event_id=Event.CHECKPOINT_NOT_UNDERSTOOD, path=str(path), code=fault.code, **more)
         self._forget(path)
 
-    def _take(self, root: Path, inspection: Inspection, seen: Fingerprint, number: int) -> _Taken:
-        """Pin a complete checkpoint and enter its job; in any thread, whose `number` gives it a place of its own for that."""
-        intake = self._intake.of_thread(number)
-        skipped = intake.reconsider(inspection)
-        try:
-            job = intake.take(root, inspection, seen)
-        except (Moved, OSError, Retryable, MemoryError) as error:
-            return _Taken(skipped, error)
-        self._taken_in.add(inspection.path)
-        if job:
-            self._taken()
-        return _Taken(skipped)
-
-    def _note_taken(self, path: Path, taken: _Taken, now: float) -> None:
+    def _note_taken(self, path: Path, taken: Taken, now: float) -> None:
         """What follows of the try to take a checkpoint."""
         if taken.skipped is not None:
             self._settler.hint(str(taken.skipped), now)
@@ -292,7 +272,7 @@ class Tracker:
             self.refused(fault)
             self.listing.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again
-        self._taken_in.discard(path)
+        self._examiner.decided.pop(path, None)
         self._forget(path)
         self.listing.unlist(path)
 

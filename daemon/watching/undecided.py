@@ -47,6 +47,9 @@ class Settler:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def __contains__(self, path: str) -> bool:
+        return path in self._pending
+
     def moving(self) -> list[str]:
         """The directories that have not come to rest, or that rest and were not forgotten."""
         return list(self._pending)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.running.attempts.executor import read_job_file
+from tests.cluster.bench import Bench
+from tests.cluster.fake import FakeScheduler
 from tests.cluster.virtual import FAULTS, VirtualCluster, VirtualRunner
 
 LATE = 90.0
@@ -57,3 +60,12 @@ def test_a_thousand_stages_with_two_hundred_faults(seed: int, tmp_path: Path) ->
     check(cluster, runner)
     assert sum(cluster.met.values()) == 200
     assert cluster.looks <= 12 * cluster.now / 60 + 60, "twelve questions a minute, however many attempts there are"
+
+
+def test_attempts_that_are_taken_over_hold_one_copy_of_their_configuration(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeScheduler())
+    contexts = [read_job_file(order.folder) for order in (bench.order(), bench.order()) if order.write_job_file()]
+    bench.close()
+    first, second = contexts
+    assert first is not None and second is not None and first.attempt != second.attempt
+    assert first.work is second.work

@@ -239,3 +239,11 @@ def test_a_short_name_that_a_longer_one_overrides_is_not_blamed(refusal: Callabl
     monkeypatch.setenv("EXPORT_LOG_LEVEL", "debug")
     monkeypatch.setenv("CKPTD_LOG__LEVEL", "loud")
     assert "CKPTD_LOG__LEVEL (environment) for log.level: " in refusal("")
+
+
+def test_settings_with_other_values_have_other_work() -> None:
+    settings = Settings(export={"opset": 18})  # type: ignore[arg-type]
+    before = settings.work
+    assert settings.work is before, "it is worked out once"
+    changed = settings.model_copy(update={"export": settings.export.model_copy(update={"opset": 19})})
+    assert (changed.work.export.opset, settings.work.export.opset) == (19, 18) and changed.work.digest != before.digest

@@ -28,7 +28,7 @@ def answer_of(hands: Hands, root: Path, path: Path, state: int, work: Any, ended
     while time.monotonic() < deadline:
         ended.clear()
         try:
-            return hands.do(root, path, "inspect", state, work)
+            return hands.do(root, path, state, work)
         except Pending:
             ended.wait(1)
     raise TimeoutError
@@ -77,7 +77,7 @@ def test_of_what_is_known_to_be_large_one_is_worked_on_at_a_time() -> None:
     paths = [Path(f"/root/run-{number}/checkpoint-1") for number in range(5)]
     for path in paths:
         with pytest.raises(Pending):
-            hands.do(Path("/root"), path, "take", 0, work, large=True)
+            hands.do(Path("/root"), path, 0, work, large=True)
     for path in paths:
         deadline = time.monotonic() + WAIT
         while hands.is_busy(path):
@@ -135,7 +135,7 @@ def test_each_piece_of_work_is_done_once_and_a_runs_own_in_order_one_at_a_time(a
     latest = {path: (root, at) for root, path, at in pieces}
     for root, path, at in pieces:
         with pytest.raises(Pending):
-            hands.do(root, path, "inspect", at, lambda number, path=path, at=at: work(path, at))
+            hands.do(root, path, at, lambda number, path=path, at=at: work(path, at))
     for path, (root, at) in latest.items():
         assert answer_of(hands, root, path, at, lambda number: pytest.fail("asked for twice"), ended) == at
     assert hands.stop(WAIT) and most[0] == 1 and len(done) == len(set(done))
@@ -155,10 +155,10 @@ def test_roots_take_turns_whatever_is_asked_of_one() -> None:
     first = [Path(f"/crowded/run-{number}/checkpoint-1") for number in range(50)]
     for path in first:
         with pytest.raises(Pending):
-            hands.do(Path("/crowded"), path, "inspect", 0, lambda number, path=path: work(path))
+            hands.do(Path("/crowded"), path, 0, lambda number, path=path: work(path))
     quiet = Path("/quiet/run/checkpoint-1")
     with pytest.raises(Pending):
-        hands.do(Path("/quiet"), quiet, "inspect", 0, lambda number: work(quiet))
+        hands.do(Path("/quiet"), quiet, 0, lambda number: work(quiet))
     go_on.set()
     answer_of(hands, Path("/quiet"), quiet, 0, None, ended)
     assert begun.index(quiet) <= 1
@@ -175,5 +175,5 @@ def test_an_error_is_raised_where_the_answer_is_asked_for() -> None:
     with pytest.raises(FileNotFoundError):
         answer_of(hands, Path("/"), Path("/not/there"), 0, work, ended)
     with pytest.raises(FileNotFoundError):
-        AtOnce().do(Path("/"), Path("/not/there"), "inspect", 0, work)
+        AtOnce().do(Path("/"), Path("/not/there"), 0, work)
     hands.stop(WAIT)

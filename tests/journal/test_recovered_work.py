@@ -45,3 +45,14 @@ def test_a_key_that_is_not_understood_has_its_default_alone(place: tuple[str, ..
 def test_a_text_of_which_nothing_is_understood_is_all_defaults(text: str) -> None:
     assert Work.recovered(text) == Work.recovered("{}")
     assert Work.recovered("{}").validation.samples > 0
+
+
+def test_jobs_of_one_configuration_share_it_and_a_change_of_it_is_another() -> None:
+    text = Work.model_validate(WRITTEN).text
+    work = Work.recovered(text)
+    assert Work.recovered(text.encode().decode()) is work, "another text object with the same configuration"
+    assert Work.model_validate(WRITTEN).shared() is work
+    before = work.digest
+    changed = work.model_copy(update={"export": work.export.model_copy(update={"opset": work.export.opset + 1})})
+    assert changed.digest != before and json.loads(changed.text)["export"]["opset"] == work.export.opset + 1
+    assert work.digest == before and Work.model_validate(WRITTEN) == work, "what was worked out of it does not count"

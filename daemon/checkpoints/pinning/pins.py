@@ -113,7 +113,8 @@ def make_pin(
     target.chmod(0o700)  # as private as the most private of its files, wherever pin.directory is
     try:
         look = look_at(checkpoint)
-        linked = [name for name in sorted(look.names) if _snapshot(checkpoint / name, target / name, rules)]
+        copies = _Copies(rules)
+        linked = [name for name in sorted(look.names) if copies.snapshot(checkpoint / name, target / name)]
         beside = sorted(name for name in look.beside if not name.endswith(".json"))
         if beside:
             _link_beside(checkpoint, target / BESIDE, beside)
@@ -128,10 +129,10 @@ def make_pin(
         _remember_modes(target, [*(checkpoint / name for name in (*sorted(look.names), *beside)), *borrowed], top or checkpoint)
         if left := _left_out(checkpoint, {name.partition("/")[0] for name in look.names}):
             (target / LEFT_OUT).write_text(json.dumps(left), encoding="utf-8")
-        names = (*look_at(target).names, *(name for name in (LINKED, LEFT_OUT, ACCESS) if (target / name).exists()))
-        for name in names:
+        names = {*look.names, *(path.name for path in borrowed), ACCESS, *([LINKED] if linked else []), *([LEFT_OUT] if left else [])}
+        for name in sorted(names):
             fsync_file(target / name)
-        for folder in {target, *((target / name).parent for name in names)}:
+        for folder in {target, *((target / name).parent for name in names if "/" in name)}:
             fsync_directory(folder)  # once for all its names: nobody reads this pin before it has a job's name
         failpoints.point("pin.made")
     except FileNotFoundError as error:
@@ -170,22 +171,31 @@ def rewritten(pin: Path) -> str | None:
     return None
 
 
-def mode_of(file: Path, top: Path) -> SourceMode | None:
-    """The mode of a file as far as it can be reached from `top`, a folder above it; None where it is gone."""
+def mode_of(file: Path, top: Path, through: dict[Path, int] | None = None) -> SourceMode | None:
+    """The mode of a file as far as it can be reached from `top`, a folder above it; None where it is gone.
+
+    `through`: what is known of folders already, and is filled, where many files are asked for.
+    """
     try:
         status = os.stat(file)
-        mode = status.st_mode & 0o777
-        for folder in file.parents:
-            through = os.stat(folder).st_mode
-            mode &= ~0o070 if not through & 0o010 else ~0
-            mode &= ~0o007 if not through & 0o001 else ~0
-            if folder == top:
-                break
-            if top not in folder.parents:
-                break
+        through = {} if through is None else through
+        if file.parent not in through:
+            through[file.parent] = _way_to(file.parent, top)
     except OSError:
         return None
-    return SourceMode(str(file), mode, status.st_gid)
+    return SourceMode(str(file), status.st_mode & 0o777 & through[file.parent], status.st_gid)
+
+
+def _way_to(folder: Path, top: Path) -> int:
+    """The permission bits that the folders leave to a file in `folder`."""
+    mode = 0o777
+    for above in (folder, *folder.parents):
+        through = os.stat(above).st_mode
+        mode &= ~0o070 if not through & 0o010 else ~0
+        mode &= ~0o007 if not through & 0o001 else ~0
+        if above == top or top not in above.parents:
+            break
+    return mode
 
 
 def modes_of(files: Iterable[Path], top: Path) -> list[SourceMode]:
@@ -194,7 +204,8 @@ def modes_of(files: Iterable[Path], top: Path) -> list[SourceMode]:
     safetensors writes every file with the mode 0600, whatever the umask (safetensors#782, from 0.8 on), so that this mode says nothing of
     who may read a training: such a file counts as what was written beside it by other means. Alone it counts as it is.
     """
-    known = [(file, mode) for file in files if (mode := mode_of(file, top)) is not None]
+    through = dict[Path, int]()
+    known = [(file, mode) for file in files if (mode := mode_of(file, top, through)) is not None]
     beside: dict[Path, int] = {}
     for file, mode in known:
         if file.suffix != _SAFETENSORS:
@@ -228,36 +239,51 @@ def _left_out(checkpoint: Path, pinned: Collection[str]) -> list[str]:
         return sorted(itertools.islice(others, MOST_LEFT_OUT))
 
 
-def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
-    """Put one file into the pin; says whether it shares its bytes with the trainer's."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if clone(source, target):
+class _Copies:
+    """Puts the files of one checkpoint into its pin."""
+
+    def __init__(self, rules: PinRules) -> None:
+        self._rules = rules
+        self._folders = set[Path]()
+        """Those of the pin that are there."""
+        self._plain = set[Path]()
+        """Those into which a file could not be reflinked: to try it with each costs two opened files and a name."""
+
+    def snapshot(self, source: Path, target: Path) -> bool:
+        """Put one file into the pin; says whether it shares its bytes with the trainer's."""
+        rules, folder = self._rules, target.parent
+        if folder not in self._folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folders.add(folder)
+        if folder not in self._plain:
+            if clone(source, target):
+                return False
+            self._plain.add(folder)
+        size = source.stat().st_size
+        if size > rules.copy_limit:
+            try:
+                os.link(source, target)
+                return True
+            except OSError:
+                pass  # another file system, or another user's file: the copy below is always right
+        free = free_disk(target.parent)
+        if free - size < rules.reserve:
+            raise Retryable(
+                FaultCode.DISK_NOW, "pin the checkpoint",
+                f"{source.name} needs {units.size(size)}, {units.size(free)} are free and limits.disk_reserve reserves"
+                f" {units.size(rules.reserve)}",
+                "free space there, set pin.directory to a larger disk or to the checkpoint's disk, or lower limits.disk_reserve",
+                path=target.parent,
+            )  # fmt: skip
+        inodes = free_inodes(target.parent)
+        if inodes is not None and inodes < LEAST_INODES:
+            raise Retryable(
+                FaultCode.DISK_NOW, "pin the checkpoint",
+                f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it has too many files",
+                "delete files there, or set pin.directory to another disk", path=target.parent,
+            )  # fmt: skip
+        shutil.copyfile(source, target)
         return False
-    size = source.stat().st_size
-    if size > rules.copy_limit:
-        try:
-            os.link(source, target)
-            return True
-        except OSError:
-            pass  # another file system, or another user's file: the copy below is always right
-    free = free_disk(target.parent)
-    if free - size < rules.reserve:
-        raise Retryable(
-            FaultCode.DISK_NOW, "pin the checkpoint",
-            f"{source.name} needs {units.size(size)}, {units.size(free)} are free and limits.disk_reserve reserves"
-            f" {units.size(rules.reserve)}",
-            "free space there, set pin.directory to a larger disk or to the checkpoint's disk, or lower limits.disk_reserve",
-            path=target.parent,
-        )  # fmt: skip
-    inodes = free_inodes(target.parent)
-    if inodes is not None and inodes < LEAST_INODES:
-        raise Retryable(
-            FaultCode.DISK_NOW, "pin the checkpoint",
-            f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it has too many files",
-            "delete files there, or set pin.directory to another disk", path=target.parent,
-        )  # fmt: skip
-    shutil.copyfile(source, target)
-    return False
 
 
 def _remember_modes(pin: Path, files: Iterable[Path], top: Path) -> None:

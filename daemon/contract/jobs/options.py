@@ -7,6 +7,7 @@ options are declared beside its code (`daemon.contract.formats.declaration`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from daemon.contract.values import Frozen, digest_of, value_at
 Options = TypeVar("Options", bound=Frozen)
 
 
+_REMEMBERED = 16
+"""Configurations that are kept as they were read."""
 _TIMES = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*x", re.IGNORECASE)
 
 
@@ -247,7 +250,12 @@ class Work(Frozen):
             data = data[key]
         return data
 
-    @property
+    @functools.cached_property
+    def text(self) -> str:
+        """It as JSON, as the journal has it."""
+        return self.model_dump_json()
+
+    @functools.cached_property
     def digest(self) -> str:
         """Resume key of the configuration. Made of what differs from the defaults, so that a new option changes no job's key.
 
@@ -256,9 +264,15 @@ class Work(Frozen):
         asked = {"validation": {"strictness", "limits"}}
         return digest_of(self.model_dump(mode="json", exclude_defaults=True, exclude=asked))
 
+    def shared(self) -> Work:
+        """The same configuration, in one object for all that have it."""
+        return Work.recovered(self.text)
+
     @classmethod
+    @functools.lru_cache(_REMEMBERED)
     def recovered(cls, text: str) -> Work:
-        """The configuration in a JSON text; of one that another version wrote, every key that this one understands."""
+        """The configuration in a JSON text; of one that another version wrote, every key that this one understands. The same for all jobs
+        with this text: most have one, and a thousand of them can wait at the same time."""
         try:
             return cls.model_validate_json(text)
         except ValidationError:

@@ -86,7 +86,7 @@ def _enter(c: sqlite3.Connection, remains: Remains, target_of: Callable[[Checkpo
         "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings, newest_first)"
         " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (remains.job, seen.identity, remains.work.digest, seen.root, seen.run, seen.step, seen.model_dump_json(),
-         remains.work.model_dump_json(), str(remains.pin or ""), str(_target(remains, target_of)), remains.created,
+         remains.work.text, str(remains.pin or ""), str(_target(remains, target_of)), remains.created,
          json.dumps(list(remains.warnings)), int(remains.newest_first)),
     )  # fmt: skip
     if remains.fingerprint:

@@ -81,9 +81,10 @@ def read_job_file(folder: Path) -> StageContext | None:
     from daemon.contract.jobs.messages import StageContext
 
     try:
-        return StageContext.model_validate_json((folder / JOB_FILE).read_bytes())
+        context = StageContext.model_validate_json((folder / JOB_FILE).read_bytes())
     except (OSError, ValueError):
         return None
+    return context.model_copy(update={"work": context.work.shared()})  # a thousand attempts may be open, and most have one configuration
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ Used by `daemon.watching.taking.intake` for the watcher and by `ckptd export`.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.files import Fingerprint, fingerprint
@@ -36,7 +34,8 @@ from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import JobRow, Notice, now
 from daemon.system.logger import Logger
 from daemon.watching.origins import training_of
-from daemon.watching.taking.places import FAILED, Places, takings_of
+from daemon.watching.taking.places import FAILED, Places, Takings, takings_of
+from daemon.watching.taking.turns import Turns
 
 log = Logger("intake")
 
@@ -65,8 +64,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What the journal has of a candidate's content."""
+class _Reading:
+    """What the journal has of a candidate at one moment."""
 
     job: JobRow | None
     """The job with the candidate's id."""
@@ -74,36 +73,9 @@ class _Known:
     """All jobs of this step and content, the newest first."""
     copies: Sequence[JobRow]
     """All jobs of this content below its root."""
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Which threads enter candidates side by side: those that can get neither one content nor one place.
-
-    What was decided under `lock` counts until its job is committed, since the journal does not know it before.
-    """
-
-    lock: threading.Condition = field(default_factory=threading.Condition)
-    _held: set[str] = field(default_factory=set)
-
-    def wait(self, keys: frozenset[str]) -> bool:
-        """Under the lock: whether another thread holds one of these; comes back when one of them has ended."""
-        busy = not self._held.isdisjoint(keys)
-        if busy:
-            self.lock.wait()
-        return busy
-
-    @contextmanager
-    def holding(self, keys: frozenset[str]) -> Iterator[None]:
-        """Under the lock: hold these, and let the lock go until the end of the context."""
-        self._held.update(keys)
-        self.lock.release()
-        try:
-            yield
-        finally:
-            self.lock.acquire()
-            self._held.difference_update(keys)
-            self.lock.notify_all()
+    here: Sequence[str]
+    """The jobs whose content its directory held when it was last decided upon."""
+    takings: Takings
 
 
 @dataclass(frozen=True)
@@ -124,31 +96,40 @@ class Entering:
 
         Raises Moved while what an earlier job of it left is cleared away.
         """
-        with self.turns.lock:
+        with self.turns.holding(self._keys(candidate)) as turn:
             while True:
-                known, takings = self.journal.database.together(lambda: (self._known(candidate), takings_of(self.journal)))
-                if self._is_known(candidate, known) or self._is_another_form(candidate):
+                turn.begin()
+                reading = self.journal.database.together(lambda: self._read(candidate))
+                if self._is_known(candidate, reading) or self._is_another_form(candidate):
                     return None
-                target = self._places().of(candidate.reference, takings)
-                keys = self._keys(candidate, target)
-                if not self.turns.wait(keys):
-                    with self.turns.holding(keys):
-                        return self._enter(candidate, target)
+                target = self._places().of(candidate.reference, reading.takings)
+                if turn.has(self._folder(target)):
+                    return self._enter(candidate, target, reading)
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job, whatever else has its content. Return its id, None where the journal had it already."""
-        with self.turns.lock:
-            return self._enter(candidate, self._places().of(candidate.reference, takings_of(self.journal)))
+        reading = self.journal.database.together(lambda: self._read(candidate))
+        return self._enter(candidate, self._places().of(candidate.reference, reading.takings), reading)
 
-    def _known(self, candidate: Candidate) -> _Known:
+    def _read(self, candidate: Candidate) -> _Reading:
         reference, jobs = candidate.reference, self.journal.jobs
-        same = jobs.of_content(reference.step, reference.digest)
-        return _Known(jobs.get(candidate.job), same, jobs.of_digest(reference.root, reference.digest))
+        alike = jobs.alike(candidate.job, reference.root, reference.step, reference.digest)
+        content = [job for job in alike if job.checkpoint.digest == reference.digest]
+        return _Reading(
+            job=next((job for job in alike if job.id == candidate.job), None),
+            same=[job.id for job in content if job.checkpoint.step == reference.step],
+            copies=[job for job in content if job.checkpoint.root == reference.root],
+            here=self.journal.sightings.jobs_at(reference.path),
+            takings=takings_of(self.journal),
+        )
 
-    def _keys(self, candidate: Candidate, target: Path) -> frozenset[str]:
-        """What no other thread may enter meanwhile: this content, this run's name, and exports in the same folder of the output."""
-        reference, first = candidate.reference, target.relative_to(self.paths.output).parts[0]
-        return frozenset({f"content {reference.digest}", f"run {folded(reference.run)}", f"folder {folded(first.removesuffix(FAILED))}"})
+    def _keys(self, candidate: Candidate) -> frozenset[str]:
+        """What no other thread may enter meanwhile: this content, and this run's name."""
+        return frozenset({f"content {candidate.reference.digest}", f"run {folded(candidate.reference.run)}"})
+
+    def _folder(self, target: Path) -> str:
+        """What no other thread may enter either: exports in the same folder of the output."""
+        return f"folder {folded(target.relative_to(self.paths.output).parts[0].removesuffix(FAILED))}"
 
     def _places(self) -> Places:
         return Places(self.settings, self.journal, self.paths, self._lies_elsewhere)
@@ -157,9 +138,9 @@ class Entering:
         """Return the folder that an export would have, for a look; nothing is said."""
         return self._places().would_be(reference, takings_of(self.journal))
 
-    def _enter(self, candidate: Candidate, target: Path) -> str | None:
+    def _enter(self, candidate: Candidate, target: Path, reading: _Reading) -> str | None:
         reference, settings, jobs = candidate.reference, candidate.effective.settings, self.journal.jobs
-        stands = frozenset(job for job in self.journal.sightings.jobs_at(reference.path) if self._lies_elsewhere(job, reference.path))
+        stands = frozenset(job for job in reading.here if self._lies_elsewhere(job, reference.path))
         warning = candidate.effective.warning
         warnings = (*((warning,) if warning else ()), *candidate.warnings)
         pin = pins_of(self.settings.pin, self.paths) / candidate.job
@@ -194,7 +175,8 @@ class Entering:
             layout=reference.layout,
             digest=reference.digest[:16],
         )
-        count = jobs.rewrites(reference.run, reference.path) if candidate.fault is None else 0
+        before = candidate.fault is None and (reading.here or reference.run in reading.takings.gave_way)
+        count = jobs.rewrites(reference.run, reference.path) if before else 0
         if count and count % OFTEN == 0:  # one export after the other gives way to the directory's next content
             log.warning(
                 "a checkpoint is written again and again before its export ends",
@@ -205,7 +187,7 @@ class Entering:
             )
         return candidate.job
 
-    def _is_known(self, candidate: Candidate, known: _Known) -> bool:
+    def _is_known(self, candidate: Candidate, known: _Reading) -> bool:
         """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
         path, job = candidate.reference.path, known.job
         if job is not None and job.state == "superseded" and not self.journal.sightings.places(job.id):

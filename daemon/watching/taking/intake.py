@@ -31,7 +31,8 @@ from daemon.journal.following import WRITTEN
 from daemon.journal.journal import Journal
 from daemon.system.episodes import Away
 from daemon.system.logger import Logger
-from daemon.watching.taking.entering import Candidate, Entering, Turns, digest_of_fingerprint
+from daemon.watching.taking.entering import Candidate, Entering, digest_of_fingerprint
+from daemon.watching.taking.turns import Turns
 
 log = Logger("intake")
 

@@ -49,6 +49,8 @@ class Takings(NamedTuple):
     """Root and name of every run that has had jobs, the earliest first."""
     folders: list[tuple[str, str]]
     """Job → its export's folder, of all that publish one."""
+    gave_way: frozenset[str]
+    """Runs of which a job was superseded."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,12 @@ class Places:
 
 def takings_of(journal: Journal) -> Takings:
     """Return what the journal has given away by now."""
-    return Takings(journal.jobs.runs(), journal.jobs.places())
+    places = journal.jobs.places()
+    return Takings(
+        list(dict.fromkeys((place.root, place.run) for place in places)),
+        [(place.job, place.target) for place in places if place.state != "superseded"],
+        frozenset(place.run for place in places if place.state == "superseded"),
+    )
 
 
 def _is_there(run: Path) -> bool:
