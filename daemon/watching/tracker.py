@@ -224,6 +224,8 @@ class Tracker:
         large = is_large(seen)
         state, inspection = self._apart.do(root, path, _INSPECT, seen, lambda number: look_through(path), large=large)
         self.listing.open(path)
+        if not inspection.missing and (lost := self._decisions.lost_state(inspection, seen)):
+            inspection = replace(inspection, missing=(lost,))
         if inspection.missing:
             self._note_missing(root, inspection, seen, state, now)
             return
