@@ -45,12 +45,12 @@ class Environments:
         """The Python of an environment."""
         folder = self._folder / name
         python, packages = folder / "bin" / "python", _packages(folder)
-        if (packages / "ours.pth").is_file():
-            return python
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", self._pins / f"{name}.txt"], check=True)
+        if not (packages / "ours.pth").is_file():
+            venv.create(folder, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", self._pins / f"{name}.txt"], check=True)
         is_last = name == "main" or not (self._pins / "main.txt").is_file()
         others = [] if is_last else [str(_packages(self.python("main").parents[1]))]
+        # Anew each time: one that is kept may have been made by an environment that lies elsewhere.
         (packages / "ours.pth").write_text("\n".join([*site.getsitepackages(), *others]) + "\n")
         return python
 

@@ -23,9 +23,11 @@ _NUMBERED = re.compile(
     rf"(?:epoch[-_=]?[0-9]+[-_])?(?:{_SAVED}[-_])?{_COUNTED}[-_=]?{_N}(?:[-_](?:hf|{_SAVED}))?"
     rf"|(?:{_SAVED}[-_])?epoch[-_=]?{_N}|(?:saved?|model|weights)[-_=]{_N}"
 )
-_VAGUE = re.compile(r"(?:saved?|model|weights)[-_=][0-9]+")
-"""Those of them that a downloaded model may have too."""
 """Names that trainers and loops of one's own give to steps. `adapter-2`, `lora-16`, `batch-32` are none: so people call different runs."""
+_VAGUE = re.compile(r"(?:saved?|model|weights)[-_=][0-9]+")
+"""Those of them that a downloaded model or a run may have too."""
+_SAVED_LAST = "training_args.bin"
+"""Written last by Trainer's `save_model` (transformers/trainer.py, `_save`); Trainer itself calls no step so."""
 _EPOCH = re.compile(rf"(?:{_SAVED}[-_])?epoch[-_=]?{_N}")
 _UNFINISHED = re.compile(rf"(?:tmp|temp)[-_.](?:{_NUMBERED.pattern})|(?:{_NUMBERED.pattern})[-_.](?:tmp|temp|partial|incomplete)")
 """What loops call a step's directory until they rename it, when all is written."""
@@ -155,6 +157,20 @@ def may_make_checkpoint(entry: str) -> bool:
     return entry in _MARKS or entry in _TRAINERS or entry == ORBAX or entry.endswith((".ckpt", ".distcp")) or _is_piece(entry)
 
 
+def is_run_itself(path: Path) -> bool:
+    """Whether a directory that is called as a step or an ending is a run's own, as `model-1` of a Trainer's `output_dir="model-1"`.
+
+    Then `checkpoint-N` lie in it, or under a name that runs have too what Trainer's `save_model` writes last. Asks the file system.
+    """
+    if _VAGUE.fullmatch(path.name) and os.path.isfile(path / _SAVED_LAST):
+        return True
+    try:
+        with os.scandir(path) as entries:
+            return any(is_checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False) for entry in entries)
+    except OSError:
+        return False
+
+
 def step_folder(path: Path) -> Path:
     """The directory of the step that `path` is a part of, as `global_step_20` for `global_step_20/actor/lora_adapter`; else `path`."""
     folder = path
@@ -162,7 +178,7 @@ def step_folder(path: Path) -> Path:
         if folder.name not in PARTS:
             break
         folder = folder.parent
-        if _NUMBERED.fullmatch(folder.name):
+        if _NUMBERED.fullmatch(folder.name) and not is_run_itself(folder):
             return folder
     return path
 
@@ -170,12 +186,15 @@ def step_folder(path: Path) -> Path:
 def step_of(path: Path) -> int | None:
     """N of `checkpoint-N`, `step_N`, `epoch=M-step=N`, `epoch_N` and the like, with leading zeros or without; None for every other name.
 
-    Lightning's directories have such a name before `.ckpt`, or a `step=N` anywhere in it. A part of a step has the step's.
+    Lightning's directories have such a name before `.ckpt`, or a `step=N` anywhere in it. A part of a step has the step's. A run's own
+    directory has none, whatever it is called.
     """
-    name = step_folder(path).name
-    match = _NUMBERED.fullmatch(name.removesuffix(lightning.SUFFIX))
+    folder = step_folder(path)
+    match = _NUMBERED.fullmatch(folder.name.removesuffix(lightning.SUFFIX))
     if match is None:
-        return lightning.step_in(name) if name.endswith(lightning.SUFFIX) else None
+        return lightning.step_in(folder.name) if folder.suffix == lightning.SUFFIX else None
+    if not is_checkpoint_name(folder.name) and is_run_itself(folder):
+        return None
     return int(next(filter(None, match.groups())))
 
 
@@ -187,7 +206,9 @@ def counts_epochs(path: Path) -> bool:
 def run_of(path: Path) -> Path:
     """The run's directory: the one around a checkpoint's step, or the directory itself where the adapter lies in the run's own."""
     folder = step_folder(path)
-    return folder.parent if is_checkpoint_name(folder.name) or is_loose_name(folder.name) else folder
+    if is_checkpoint_name(folder.name) or (is_loose_name(folder.name) and not is_run_itself(folder)):
+        return folder.parent
+    return folder
 
 
 def newest_step_beside(path: Path) -> int:
@@ -200,5 +221,5 @@ def newest_step_beside(path: Path) -> int:
         names = os.listdir(run)
     except PermissionError:
         return 0
-    steps = ((accelerate.steps_made(run / name) if counts_epochs(Path(name)) else None, step_of(Path(name))) for name in names)
+    steps = ((accelerate.steps_made(run / name) if counts_epochs(Path(name)) else None, step_of(run / name)) for name in names)
     return max((step for pair in steps for step in pair if step is not None), default=0)

@@ -49,12 +49,16 @@ class Engine:
 
 def work_now(settings: Settings, job: JobRow) -> Work | None:
     """A job's configuration as it is now, the run's own file included; None where that can't be known any more."""
-    run = run_of(Path(job.checkpoint.path))
+    path = Path(job.checkpoint.path)
+
+    def work() -> Work | None:
+        run = run_of(path)
+        return effective(settings, run).settings.work if run.is_dir() else None
+
     try:
-        mine = ask(f"run {run}", lambda: effective(settings, run) if run.is_dir() else None)
+        return ask(f"run {path.parent}", work)
     except TimeoutError:
         return None
-    return mine.settings.work if mine else None
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.names import step_of
 from daemon.checkpoints.selection import best_step
 from daemon.config.places.export_names import clipped, is_marked, marked
 from daemon.contract import units
@@ -54,7 +53,7 @@ def move_links(job: JobRow, around: Held, export: str, by_quality: ByQuality | N
     if by_quality is not None:
         best = _best_by_quality(job, around, around.spot(export), by_quality)
     else:
-        best = mine if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None else None
+        best = mine if not job.checkpoint.ending and best_step(job.checkpoint.metadata) == job.checkpoint.step else None
     if best is not None:
         _move("best", _link(job, around, "best"), best, job)
 

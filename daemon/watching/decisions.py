@@ -11,9 +11,14 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from daemon.checkpoints.files import Fingerprint, Touch, fingerprint_and_touch
+from daemon.checkpoints.files import TRAINER_STATE, Fingerprint, Touch, fingerprint_and_touch
+from daemon.checkpoints.inspection import Inspection
+from daemon.checkpoints.layouts import TABLE
+from daemon.checkpoints.names import is_checkpoint_name
 from daemon.journal.journal import Journal
 from daemon.watching.taking.entering import digest_of_fingerprint
+
+_WITH_STATE = {row.name for row in TABLE if row.last_file == TRAINER_STATE}
 
 
 class Decisions:
@@ -49,6 +54,18 @@ class Decisions:
             return False
         jobs = [self._journal.jobs.get(job) for job in self._journal.sightings.jobs_at(str(path))]
         return any(job is not None and job.state != "failed" for job in jobs)
+
+    def lost_state(self, inspection: Inspection, seen: Fingerprint) -> str:
+        """Why what seems to be a loop's own checkpoint is what is left of a trainer's that was taken here: the trainer's state is gone, and
+        no file has been written since. "" where that is not so."""
+        if any(name == TRAINER_STATE for name, *_ in seen) or not is_checkpoint_name(inspection.path.name):
+            return ""
+        newest = max((mtime for *_, mtime in seen), default=0)
+        jobs = [self._journal.jobs.get(job) for job in self._journal.sightings.jobs_at(str(inspection.path))]
+        taken = [datetime.fromisoformat(job.created) for job in jobs if job is not None and job.checkpoint.layout in _WITH_STATE]
+        if all(newest > moment.timestamp() * 1e9 for moment in taken):
+            return ""
+        return "trainer_state.json is gone, and nothing was written since it was there: the checkpoint is being deleted"
 
     def decided(self, path: Path) -> None:
         """Its content has been compared, or is another one's now."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from daemon.checkpoints.completeness import read_json
 from daemon.checkpoints.files import ADAPTER_CONFIG
-from daemon.checkpoints.names import ADAPTERS, is_checkpoint_name, is_loose_name, is_of_training, run_of
+from daemon.checkpoints.names import ADAPTERS, is_checkpoint_name, is_loose_name, is_of_training, is_run_itself, run_of
 from daemon.watching.entries import names_in
 
 UNTRAINED = (
@@ -35,7 +35,8 @@ def is_of_run(folder: str) -> bool:
     names = names_in(folder)
     if is_of_training(names):
         return True
-    return any(is_folder and is_loose_name(name) and is_of_training(names_in(f"{folder}/{name}")) for name, is_folder in names.items())
+    steps = (f"{folder}/{name}" for name, is_folder in names.items() if is_folder and is_loose_name(name))
+    return any(is_of_training(names_in(step)) and not is_run_itself(Path(step)) for step in steps)
 
 
 def training_of(checkpoint: Path) -> Path:

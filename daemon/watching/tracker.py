@@ -224,6 +224,8 @@ class Tracker:
         """What follows of a look through a quiet directory."""
         inspection = examined.inspection
         self.listing.open(path)
+        if not inspection.missing and (lost := self._decisions.lost_state(inspection, seen)):
+            inspection = replace(inspection, missing=(lost,))
         if inspection.missing:
             self._note_missing(root, inspection, seen, examined.state, now)
         elif examined.is_part:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from daemon.contract.faults.errors import Permanent
 from handlers.folder import tokenizers
@@ -16,7 +17,8 @@ from handlers.models.releases.older_readers import GENERIC
 from handlers.web import marian_tokenizer
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-TIDY = "clean_up_tokenization_spaces"
+TIDY, FIRST = "clean_up_tokenization_spaces", "add_bos_token"
+"""By the second the pipeline for texts of transformers.js goes: without it, it leaves out the first token that tokenizer.json puts."""
 
 
 class UnlikeError(Exception):
@@ -39,7 +41,15 @@ def place(folder: Path) -> str:
     changed = {**config, TIDY: bool(config.get(TIDY))}
     if (folder / TEMPLATE).is_file() and not config.get("chat_template"):
         changed["chat_template"] = (folder / TEMPLATE).read_text(encoding="utf-8")
+    if config.get(FIRST) is None and _puts_first_token(own, config.get("bos_token")):
+        changed[FIRST] = True
     if written:
         changed["tokenizer_class"] = GENERIC  # the class of a Marian takes texts apart in a way of its own
     (folder / CONFIG).write_text(json.dumps(changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return "written" if written else "copied"
+
+
+def _puts_first_token(own: tokenizers.FolderTokenizer, first: Any) -> bool:
+    """Whether a tokenizer puts the first token of a text that its configuration names, as text or as an object."""
+    name = first.get("content") if isinstance(first, dict) else first
+    return isinstance(name, str) and own.decode_whole(own.encode("a")[:1]) == name

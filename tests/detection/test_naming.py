@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from daemon.checkpoints.inspection import inspect
 from daemon.checkpoints.names import step_of
 from daemon.watching.scan import Scanner
-from tests.detection.helpers import below, copy_of, plain_adapter
+from tests.detection.bench import Bench
+from tests.detection.helpers import TRAINERS_FILES, below, change_weights, copy_of, plain_adapter
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,41 @@ def test_no_more_levels_are_looked_into_for_other_names(pico_checkpoint: Path, t
     copy_of(pico_checkpoint, tmp_path / "run" / "final" / "checkpoint-4")
     assert below(tmp_path, depth=2) == ["run/final"]
     assert below(tmp_path, depth=3) == ["run/final", "run/final/checkpoint-4"]
+
+
+def _runs(bench: Bench) -> set[tuple[str, int, bool]]:
+    bench.pass_time(60.0)
+    return {(job.checkpoint.run, job.checkpoint.step, job.checkpoint.ending) for job in bench.jobs()}
+
+
+def _trained(run: Path, source: Path, seed: int) -> Path:
+    """A run of Trainer with its checkpoints, and the last of them once more in the run's own directory, as `save_model` writes it."""
+    shutil.copytree(source, run)
+    for checkpoint in run.iterdir():
+        change_weights(checkpoint, seed + int(checkpoint.name[-1]) / 10)
+    shutil.copytree(run / "checkpoint-4", run, ignore=shutil.ignore_patterns("trainer_state.json", "*.pt", "*.pth"), dirs_exist_ok=True)
+    return run
+
+
+@pytest.mark.parametrize("names", [("model-1", "model-2"), ("step_1", "step_2"), ("final", "last")])
+def test_runs_that_are_called_like_steps_are_runs_where_checkpoints_lie_in_them(
+    bench: Bench, pico_run: Path, names: tuple[str, str]
+) -> None:
+    for seed, name in enumerate(names):
+        _trained(bench.root / "sweep" / name, pico_run, seed)
+    assert _runs(bench) == {(f"sweep/{name}", step, False) for name in names for step in (2, 4)}
+
+
+def test_a_run_without_checkpoints_is_one_where_trainer_saved_its_model_and_else_its_name_is_a_steps(bench: Bench, pico_run: Path) -> None:
+    for number in (1, 2):
+        run = _trained(bench.root / f"model-{number}", pico_run, number)
+        for checkpoint in run.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+        change_weights(shutil.copytree(run, bench.root / "loop" / f"model-{number}", ignore=TRAINERS_FILES), 0.7, state=False)
+    assert _runs(bench) == {("model-1", 0, True), ("model-2", 0, True), ("loop", 1, False), ("loop", 2, False)}
+
+
+def test_the_adapter_beside_a_runs_checkpoints_is_the_runs_last_and_no_step_of_the_folder_around_it(bench: Bench, pico_run: Path) -> None:
+    run = shutil.copytree(pico_run, bench.root / "model-7")
+    change_weights(plain_adapter(run / "checkpoint-4", run / "adapter"), 0.5, state=False)
+    assert _runs(bench) == {("model-7", 2, False), ("model-7", 4, False), ("model-7", 4, True)}

@@ -122,3 +122,22 @@ def test_half_a_checkpoint_beside_a_trainers_own_is_no_plain_adapter(bench: Benc
     bench.pass_time(3 * PATIENCE_SECONDS)
     assert [job.checkpoint.step for job in bench.jobs()] == [4]
     assert any("trainer_state.json" in missing for missing in bench.tracker.listing.incomplete[half].missing)
+
+
+def test_what_is_left_of_a_trainers_checkpoint_is_no_loops_own_unless_something_was_written_since(  # R1.5
+    bench: Bench, pico_checkpoint: Path
+) -> None:
+    checkpoint = copy_of(pico_checkpoint, bench.root / "run" / "checkpoint-4")
+    bench.pass_time(10.0)
+    (first,) = bench.jobs()
+    for name in ("trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "tokenizer.json"):
+        (checkpoint / name).unlink()
+    bench.pass_time(2 * PATIENCE_SECONDS)
+    bench.restart()
+    bench.pass_time(2 * PATIENCE_SECONDS)
+    assert [job.id for job in bench.jobs()] == [first.id]
+    assert any("being deleted" in missing for missing in bench.tracker.listing.incomplete[checkpoint].missing)
+    change_weights(checkpoint, 0.25, state=False)  # a loop of one's own that saves there now
+    bench.pass_time(2 * PATIENCE_SECONDS)
+    (second,) = bench.jobs()
+    assert (second.checkpoint.layout, second.id != first.id, bench.tracker.listing.incomplete) == ("adapter", True, {})

@@ -26,7 +26,7 @@ PIECES = tuple(Case(name, (Q8,), damage, words) for name, damage, words in (
     ("pieces joined in another order", stated(SCORES, lambda scores: scores[::-1]), "joins '.*' before"),
     ("special tokens that are texts", stated(TYPES, all_normal), "of the kind 'normal'"),
     ("special tokens that are added words", stated(TYPES, lambda types: [4 if one == 3 else one for one in types]), "of the kind 'added'"),
-    ("bytes that are texts", stated(TYPES, lambda types: [1 if one == 6 else one for one in types]), "reads"),
+    ("bytes that are texts", stated(TYPES, lambda types: [1 if one == 6 else one for one in types]), "decodes .* as .<0x"),
     ("another template", stated("tokenizer.chat_template", lambda text: text.replace("[", "(")), "chat template writes"),
 ))  # fmt: skip
 """What is wrong in a vocabulary of SentencePiece's kind."""

@@ -249,6 +249,16 @@ def test_a_sliding_window_of_all_layers_is_kept(build: Build, tmp_path: Path) ->
     assert "layer_types" not in models.read_json(made.folder / "config.json")
 
 
+@pytest.mark.parametrize(("kind", "key"), [("Phi", "layer_norm_eps"), ("Nemotron", "norm_eps")])
+@pytest.mark.parametrize("epsilon", [{}, 0.03], ids=["usual", "wide"])
+def test_the_epsilon_of_the_norms_is_the_models_own(build: Build, tmp_path: Path, kind: str, key: str, epsilon: Any) -> None:
+    sizes = {"hidden_size": 128, "num_key_value_heads": 4, **({key: epsilon} if epsilon else {})}
+    source = make_model(tmp_path / kind, kind, **SMALL | sizes | {"initializer_range": 0.03})
+    ids = [int(token) for token in np.random.default_rng(5).integers(3, 320, 30)]
+    wanted = torch_logits(source, np.array([ids]), np.ones((1, 30), np.int64))[0]
+    assert np.abs(teacher_forced(engine(build("onnx-genai-fp32", source).folder), ids) - wanted).max() < 2e-5 * wanted.std()
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "words"),
     [
@@ -468,6 +478,7 @@ def test_a_build_leaves_nothing_behind_in_the_home_directory(trained: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["generic", "generic, first token", "qwen2", "llama, first token", "llama, no ends", "gemma, first token"])
 def test_a_text_is_read_with_the_first_token_where_transformers_puts_one(folders: dict[str, Exported], name: str, tmp_path: Path) -> None:
+    import onnxruntime_genai as genai
     from transformers import AutoTokenizer
 
     from tests.older import tokenizers
@@ -477,8 +488,14 @@ def test_a_text_is_read_with_the_first_token_where_transformers_puts_one(folders
     for path in (tmp_path / "tokenizer").iterdir():
         shutil.copy(path, folder)
     opened, theirs = engine(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer, spaces = genai.Tokenizer(genai.Model(str(folder))), set()
     for text in ("How are you today?", "def add(a, b):\n    return a + b\n"):
-        assert opened.encode(text) == theirs(text)["input_ids"]
+        ids = theirs(text)["input_ids"]
+        assert opened.encode(text) == ids
+        mine, wanted = tokenizer.decode(np.array(ids, np.int32)), theirs.decode(ids, skip_special_tokens=True)
+        assert mine.removeprefix(" ") == wanted
+        spaces.add(mine != wanted)
+    assert spaces == {bool(stage.spaces_before(tokenizer, folder))} == {name == "llama, no ends"}
     text = (Path(stage.__file__).with_name("usage.md")).read_text()
     assert 'update_options(add_special_tokens="true")' in text.split("```python")[1]
     assert "add_special_tokens" not in text.split("```python")[2], "a chat template writes the first token itself"

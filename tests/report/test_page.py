@@ -119,6 +119,15 @@ def test_figures_of_a_twin_and_of_rounded_weights_are_explained_where_they_are(t
     assert told.count("beside the live model with its weights rounded") == 1
 
 
+@pytest.mark.parametrize(
+    ("task", "says"), [("image-text-to-text", True), ("audio-classification", True), ("automatic-speech-recognition", True),
+                       ("text-generation", False), (None, False)]
+)  # fmt: skip
+def test_of_models_that_read_pictures_or_sounds_it_says_what_these_were(task: str | None, says: bool, tmp_path: Path) -> None:
+    report = build(facts.context(facts.succeeded(), tmp_path), END).model_copy(update={"task": task})
+    assert ("of the checks are made up: none of a user's own was tried, and no video" in html.render(report)) is says
+
+
 def test_what_to_do_does_not_end_with_the_same_command_that_failed(tmp_path: Path) -> None:
     told = Page(page_of(facts.rejected_int8(), tmp_path)).text
     assert "run it once more, with what you changed" in told

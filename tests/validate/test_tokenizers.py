@@ -16,9 +16,11 @@ from handlers.validate.engines.graphs.exported_folder import ExportedFolder
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.files import expected
 from handlers.validate.files.compare import Compared, compare
+from handlers.validate.files.tokenizer import puts_first
 from handlers.validate.workers import transcripts
-from handlers.validate.workers.protocol import ReadFiles
+from handlers.validate.workers.protocol import ReadFiles, Transcript
 from tests import marian, models
+from tests.older import tokenizers
 from tests.onnx.conftest import make_context, silent
 from tests.sampling import some
 
@@ -165,3 +167,17 @@ def test_sound_tokenizers_pass_as_they_are_published(kind: str, tmp_path: Path) 
     (graphs / "generation_config.json").write_text(json.dumps(config | {"temperature": 0.1}))
     (finding,) = compared("onnx", ExportedFolder(EngineSpec(engine="onnx", folder=str(graphs))), graphs).findings
     assert "temperature is 0.1 instead of not set" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "puts"), [("generic", False), ("generic, first token", True), ("llama, first token", True), ("llama, no ends", False)]
+)
+def test_a_first_token_is_one_that_stands_before_every_text(name: str, puts: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizers.save(name, tmp_path)
+    said, canonical = (models.read_json(tmp_path / file) for file in ("tokenizer_config.json", "tokenizer.json"))
+    ids = [AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] for text in ("", "a b", "def add(a, b):")]
+    answered = Transcript(ids=ids, pairs=[], digests=[], texts=[], whole=None, foreign=False)
+    assert puts_first(answered, said.get("bos_token"), canonical) is puts
+    assert not puts_first(answered, "another", canonical) and not puts_first(answered, None, canonical)

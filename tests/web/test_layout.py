@@ -17,6 +17,7 @@ from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.web import known, layout, marian_tokenizer, operators, stage, tokenizer
 from tests import marian, models
+from tests.older import tokenizers
 from tests.onnx.conftest import make_context, silent
 from tests.stages import refused
 
@@ -220,6 +221,17 @@ def test_the_mark_of_the_targets_pieces_does_not_come_through_in_a_source_text(t
 
     read = tokenizers.load(folder)
     assert read.encode(f"the {marian_tokenizer.MARK}boat") == read.encode("the boat")
+
+
+@pytest.mark.parametrize(
+    ("name", "puts"), [("generic", None), ("generic, first token", True), ("llama, first token", True), ("llama, no ends", False)]
+)
+def test_a_first_token_that_tokenizer_json_puts_is_said_for_the_pipeline(name: str, puts: bool | None, tmp_path: Path) -> None:
+    tokenizers.save(name, tmp_path)
+    said = models.read_json(tmp_path / "tokenizer_config.json").get("add_bos_token")
+    assert said is (puts if name.startswith("llama") else None)
+    tokenizer.place(tmp_path)
+    assert models.read_json(tmp_path / "tokenizer_config.json").get("add_bos_token") is puts
 
 
 def test_the_page_says_its_task_and_loads_nothing_from_another_server(plain: Path, tmp_path: Path) -> None:

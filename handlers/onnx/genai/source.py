@@ -32,6 +32,10 @@ SUPPORTED = frozenset({
 """Architectures that the builder builds as torch computes them, with the scalings of rotary angles in `ROPES` of the declaration."""
 _WINDOW_EVERYWHERE = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures whose sliding window, where there is one, is that of every layer."""
+_EPSILONS = {"NemotronForCausalLM": "norm_eps", "PhiForCausalLM": "layer_norm_eps"}
+"""Architecture → its key for the epsilon of its norms. The builder reads `rms_norm_eps` alone, and else takes 1e-6."""
+_USUAL_EPSILON = 1e-5
+"""Of both, where config.json has no such key."""
 
 
 def unsupported(folder: Path, cause: str) -> Permanent:
@@ -97,6 +101,8 @@ def _edits(config: Json) -> Edits:
     edits: Edits = {}
     if name in _WINDOW_EVERYWHERE and config.get("sliding_window") and "layer_types" not in config:
         edits["layer_types"] = ["sliding_attention"] * int(config["num_hidden_layers"])  # without it the window would be left out
+    if name in _EPSILONS:
+        edits["rms_norm_eps"] = config.get(_EPSILONS[name], _USUAL_EPSILON)
     if name == "Phi3ForCausalLM":
         edits["original_max_position_embeddings"] = config.get("max_position_embeddings")  # else it looks for a second set of rope factors
     return edits

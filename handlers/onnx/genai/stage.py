@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from tokenizers import Tokenizer
 
 from daemon.contract.faults.errors import CkptdError, Permanent
 from daemon.contract.faults.fault_codes import FaultCode
@@ -39,6 +40,10 @@ from handlers.onnx.genai.source import OPERATION, check_supported, prepare, unsu
 
 LIBRARY = "onnxruntime-genai"
 AGAIN = "leave the variant out, and read the attempt's log"
+SPACE = (
+    "onnxruntime-genai's tokenizer.decode writes a space before a text that begins without a first token; transformers writes none:"
+    ' take it away with .removeprefix(" ")'
+)
 TRIAL_ROOM = 64
 """Tokens for which the trial run's cache has room."""
 
@@ -84,9 +89,9 @@ def build(context: StageContext, reporter: Reporter, order: BuilderRequest) -> S
     reporter.progress(0.8, "describing the folder")
     has_template = _tidy(context, order)
     reporter.progress(0.85, "running the folder with onnxruntime-genai")
-    try_out(staging)
+    spaces = try_out(staging)
     figures = {**_figures(source, staging, order), "chat_template": has_template}
-    return StageOutput(figures=figures, warnings=[*chatter.lines, *said], fallbacks=_other_opset(context, figures["opset"]))
+    return StageOutput(figures=figures, warnings=[*chatter.lines, *said, *spaces], fallbacks=_other_opset(context, figures["opset"]))
 
 
 def _other_opset(context: StageContext, taken: object) -> list[Fallback]:
@@ -157,8 +162,11 @@ def _tidy(context: StageContext, order: BuilderRequest) -> bool:
     return copied.chat_template
 
 
-def try_out(folder: Path) -> None:
-    """Let onnxruntime-genai load the folder and decode two tokens. Permanent `builder-failed` when it can't."""
+def try_out(folder: Path) -> list[str]:
+    """Let onnxruntime-genai load the folder and decode two tokens; gives what it writes otherwise than transformers, as a warning.
+
+    Permanent `builder-failed` when it can't.
+    """
     genai: Any = importlib.import_module("onnxruntime_genai")
     try:
         config = genai.Config(str(folder))
@@ -178,6 +186,15 @@ def try_out(folder: Path) -> None:
         raise Permanent(FaultCode.BUILDER_FAILED, OPERATION, cause, AGAIN, path=folder) from error
     if not np.isfinite(logits).all():
         raise Permanent(FaultCode.BUILDER_FAILED, OPERATION, "its logits are not finite", AGAIN, path=folder)
+    return spaces_before(tokenizer, folder)
+
+
+def spaces_before(tokenizer: Any, folder: Path) -> list[str]:
+    """A warning where onnxruntime-genai's `tokenizer` of a folder writes a space before a text, and tokenizer.json says none."""
+    tokenizer.update_options(add_special_tokens="true")
+    words = [int(token) for token in tokenizer.encode("a b")]
+    written = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(words)
+    return [SPACE] if str(tokenizer.decode(np.array(words, np.int32))) == f" {written}" else []
 
 
 def _figures(source: Path, staging: Path, order: BuilderRequest) -> dict[str, object]:

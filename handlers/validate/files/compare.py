@@ -94,7 +94,10 @@ class _Folder:
             problems.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
         if (self.path / TOKENIZER_CONFIG).is_file():
             said = wanted.tokenizer_config or {}
-            also = readable_tokenizer(said, values(places[-1]) if places else {})
+            canonical = values(places[-1]) if places else {}
+            also = readable_tokenizer(said, canonical)
+            if transcript.foreign and tokenizer.puts_first(wanted.answered, said.get("bos_token"), canonical):
+                also = {**also, "add_bos_token": True}  # a runtime that goes by it must be told
             if fault := generation.tokenizer_difference(values(self.path / TOKENIZER_CONFIG), said, also):
                 problems.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
         elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):

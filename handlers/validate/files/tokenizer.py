@@ -86,6 +86,13 @@ def transcript_fault(asked: Transcribe, transcript: Transcript, wanted: Transcri
     return None
 
 
+def puts_first(answered: Transcript, first: Any, canonical: Json) -> bool:
+    """Tell whether a tokenizer put the token that its configuration names as the first one before each text."""
+    name = first.get("content") if isinstance(first, dict) else first
+    ids = {entry.get("id") for entry in canonical.get("added_tokens") or [] if entry.get("content") == name}
+    return bool(ids and answered.ids) and all(row is None or (row and row[0] in ids) for row in answered.ids)
+
+
 def _far(asked: Transcribe, transcript: Transcript, wanted: Transcript) -> bool:
     """Tell whether more than a few of the texts, of those with added tokens, of the characters or of the sequences of ids become others."""
     count = len(TEXTS)
