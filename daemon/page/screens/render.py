@@ -12,12 +12,12 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -95,17 +95,11 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters.update(
-        units.FILTERS,
-        said=translated,
-        recorded=translated_text,
-        coded=coded,
-        plain=printable,
-        when=when,
-        about=_about,
-        spaced=spaced,
-        has_report=_has_report,
-    )
+    filters = {
+        **units.FILTERS, "said": translated, "recorded": translated_text, "coded": coded, "plain": printable, "when": when,
+        "about": _about, "spaced": spaced, "has_report": _has_report,
+    }  # fmt: skip
+    made.filters.update({name: _for_reader(function) for name, function in filters.items()})
     made.globals.update(
         translated=in_page, translated_plural=many_in_page, language=language, names=names, clauses=clauses, sentences=sentences,
         labelled=labelled, bracketed=bracketed, static=static, job_path=job_path, run_path=run_path, what=exports.what, pace=exports.pace,
@@ -113,6 +107,17 @@ def environment() -> Environment:
         ended=ENDED_JOB, version=__version__, host=socket.gethostname(),
     )  # fmt: skip
     return made
+
+
+def _for_reader(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A filter that is called for each reader: one that has no part in the context is computed once where its value is written out, in the
+    language of the first reader."""
+
+    @pass_context
+    def filtered(_: Any, value: Any) -> Any:
+        return function(value)
+
+    return filtered
 
 
 def _has_report(folder: str) -> bool:

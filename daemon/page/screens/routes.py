@@ -30,7 +30,7 @@ from daemon.page.screens import boxes, now, outputs, render, run, timeline
 
 _OTHER_STATES = to_translate("open"), to_translate("ended"), to_translate("not running")
 """Beside those of the journal."""
-SOME = 25
+SOME = 20
 """Rows of a page of a list."""
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FOREVER = "public, max-age=31536000, immutable"
