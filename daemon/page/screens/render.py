@@ -95,7 +95,7 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = {
+    filters: dict[str, Callable[[Any], Any]] = {
         **units.FILTERS, "said": translated, "recorded": translated_text, "coded": coded, "plain": printable, "when": when,
         "about": _about, "spaced": spaced, "has_report": _has_report,
     }  # fmt: skip
