@@ -69,6 +69,7 @@ class PageSettings(Section):
     """`[page]`: the page and the API."""
 
     listen: str = ""
+    url: str = ""
     token_file: OptionalPath = None
     hosts: tuple[str, ...] = ()
     peers: tuple[str, ...] = Field(default=(), max_length=MOST_PEERS)
@@ -83,6 +84,13 @@ class PageSettings(Section):
         if value:
             address_of(value)
         return value
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_an_address(cls, value: str) -> str:
+        if value and _no_peer(value) is not None:
+            raise ValueError("is no address of a page; write for example 'https://ckptd.example.org', without user and password")
+        return value.rstrip("/")
 
     @field_validator("hosts")
     @classmethod
@@ -136,6 +144,11 @@ class PageSettings(Section):
         elif file is None and not self.address.is_local:
             raise ValueError(
                 "page.listen: other machines reach this address, so a token is needed; set page.token_file, or listen on 127.0.0.1"
+            )
+        elif file is None and self.control and not self.address.path:
+            raise ValueError(
+                "page.control: every user of this machine could press the buttons, so a token is needed; set page.token_file, or listen on"
+                " a socket (unix:/PATH)"
             )
         if self.peer_tokens is not None and (needed or not is_closed(self.peer_tokens)):
             complete._tokens_of_peers = _tokens_in(self.peer_tokens, self.peers)

@@ -160,7 +160,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return gone or from_oserror(error, operation, str(paths.output)).fault
     notice = None
     if settings.notify.wants(published.state, "rejected"):
-        notice = messages.ended(job, stages, published.state, published.target, published.checks, facts.work.validation)
+        notice = messages.ended(job, stages, published.state, published.target, published.checks, facts.work.validation, settings.page.url)
     if not journal.jobs.finish(job.id, published.state, notice if notice and settings.notify.wants(*notice.events) else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(

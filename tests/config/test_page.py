@@ -37,6 +37,7 @@ def test_an_address_is_a_host_with_a_port_or_a_socket(listen: str, address: Addr
         ('listen = "127.0.0.1:70000"', "no port"), ('listen = "unix:page.sock"', "absolute path"), ('listen = "::1:80"', "HOST:PORT"),
         ('listen = "0.0.0.0:8470"', "a token is needed"), ('listen = "box.example.org:8470"', "a token is needed"),
         ('listen = "[::]:8470"', "a token is needed"), ('listen = "127.0.0.1:1"\ntoken_file = "none"', "there is no such file"),
+        ('listen = "127.0.0.1:1"\ncontrol = true', "could press the buttons"), ('url = "box.example.org"', "page.url"),
         ('peers = ["box2"]', "page.peers"), ('peers = ["ftp://box2"]', "page.peers"), ('hosts = ["a/b"]', "page.hosts"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from daemon.config.notify import NotifySettings
+from daemon.config.page import PageSettings
 from daemon.contract.disk.files import seal
 from daemon.contract.faults.errors import CkptdError, Fault, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
@@ -25,7 +26,6 @@ from daemon.operating.daily import Daily, last_time
 from daemon.operating.last_end import LastEnd
 from daemon.operating.monitoring.live import Condition
 from daemon.operating.well_being import WellBeing
-from daemon.publishing.telling import messages
 from daemon.publishing.telling.content import payload
 from daemon.system.filesystems.disks import Shortage
 from daemon.system.processes.threads import Death
@@ -107,14 +107,15 @@ def test_without_a_recommendation_the_smallest_that_passed_is_named_and_none_tha
     assert f"Best: onnx (2.00 GiB, agreement 99.8 %): {job.target}/onnx" in rows(exports.journal)[0].body
 
 
-def test_a_failure_comes_with_its_reason_and_the_command_for_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_comes_with_its_reason_and_the_command_for_afterwards(tmp_path: Path) -> None:
     exports = Exports(tmp_path)
-    monkeypatch.setattr(messages, "link_of", lambda job: f"https://box/exports/{job.id}")
+    page = PageSettings(url="https://box.example.org/")
+    exports.settings = exports.settings.model_copy(update={"page": page})
     job = exports.ends(4, broken="onnx")
     (message,) = rows(exports.journal)
     assert message.kind == "partial" and "it broke" in message.body
     assert f"When the cause is gone: ckptd queue retry {job.id}" in message.body.splitlines()
-    assert message.body.splitlines()[-1] == message.about["link"] == f"https://box/exports/{job.id}"
+    assert message.body.splitlines()[-1] == message.about["link"] == f"https://box.example.org/jobs/{job.id}"
     assert message.about["remedy"] == f"ckptd queue retry {job.id}"
 
 

@@ -215,8 +215,9 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
         )
     address = settings.page.address
     if address is not None and not address.path and settings.page.token is None and settings.page.token_file is None:
-        may = "read the page, and press its buttons (page.control)" if settings.page.control else "read the page"
-        problems.append(f"page.listen: every user of this machine can {may}; set page.token_file, or listen on a socket (unix:/PATH)")
+        problems.append(
+            "page.listen: every user of this machine can read the page; set page.token_file, or listen on a socket (unix:/PATH)"
+        )
     tokens = {"page.token_file": settings.page.token_file, "page.peer_tokens": settings.page.peer_tokens}
     problems += [
         f"{key}: others may read {file} (mode {mode:04o}), which contains tokens; `chmod 600` it"

@@ -95,11 +95,7 @@ def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters: dict[str, Callable[[Any], Any]] = {
-        **units.FILTERS, "said": translated, "recorded": translated_text, "coded": coded, "plain": printable, "when": when,
-        "about": _about, "spaced": spaced, "has_report": _has_report,
-    }  # fmt: skip
-    made.filters.update({name: _for_reader(function) for name, function in filters.items()})
+    made.filters.update({name: _for_reader(function) for name, function in _filters().items()})
     made.globals.update(
         translated=in_page, translated_plural=many_in_page, language=language, names=names, clauses=clauses, sentences=sentences,
         labelled=labelled, bracketed=bracketed, static=static, job_path=job_path, run_path=run_path, what=exports.what, pace=exports.pace,
@@ -107,6 +103,14 @@ def environment() -> Environment:
         ended=ENDED_JOB, version=__version__, host=socket.gethostname(),
     )  # fmt: skip
     return made
+
+
+def _filters() -> dict[str, Callable[[Any], Any]]:
+    """Name → filter of the templates."""
+    return {
+        **units.FILTERS, "said": translated, "recorded": translated_text, "coded": coded, "plain": printable, "when": when,
+        "about": _about, "spaced": spaced, "has_report": _has_report,
+    }  # fmt: skip
 
 
 def _for_reader(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from daemon.contract import units
 from daemon.contract.disk.files import read_bounded
@@ -21,15 +22,17 @@ from daemon.journal.rows import JobRow, Notice, StageRow
 from daemon.publishing.run_figures import MOST_BYTES, REPORT
 
 
-def link_of(job: JobRow) -> str | None:
-    """The address of an export's page; None, since no page is served."""
-    return None
+def link_of(job: JobRow, page: str) -> str | None:
+    """The address of an export on the page that people reach as `page`; None for "", which is no page."""
+    return f"{page}/jobs/{quote(job.id, safe='')}" if page else None
 
 
 def ended(
-    job: JobRow, stages: Mapping[str, StageRow], state: str, target: Path, checks: Sequence[ArtifactCheck], rules: CheckTerms
+    job: JobRow, stages: Mapping[str, StageRow], state: str, target: Path, checks: Sequence[ArtifactCheck], rules: CheckTerms,
+    page: str = "",
 ) -> Notice:  # fmt: skip
-    """How an export ended: its verdict in one line, what to deploy, what failed and what to do then. `target`: where it was published."""
+    """How an export ended: its verdict in one line, what to deploy, what failed and what to do then. `target`: where it was published;
+    `page`: `page.url`."""
     rejected = [check.variant for check in checks if check.verdict is Verdict.FAILED and not is_published(check, rules)]
     faults = [stage.fault for stage in stages.values() if stage.fault and stage.state == "failed"]
     verdict = _verdict(state, checks, rejected)
@@ -39,7 +42,7 @@ def ended(
     lines += [fault.sentence() for fault in faults]
     again = f"ckptd queue retry {job.id}" if faults or state == "failed" else None
     lines += [f"When the cause is gone: {again}"] if again else []
-    lines += [f"Export: {target}", *([link] if (link := link_of(job)) else [])]
+    lines += [f"Export: {target}", *([link] if (link := link_of(job, page)) else [])]
     events = [state, *(["rejected"] if rejected else [])]
     return Notice(state, f"{_name(job)}: {state}", "\n".join(lines), {
         "events": events, **_about(job), "verdict": verdict, "rejected": rejected, "target": str(target),
