@@ -117,8 +117,8 @@ def _with_files(settings: Settings, *, needed: bool) -> tuple[Settings, list[str
         settings = settings.model_copy(update={"page": settings.page.with_tokens(needed=needed)})
     except ValueError as error:
         problems.append(str(error))
-    told = [secret for receiver in settings.notify.receivers for secret in (receiver.url, receiver.secret) if secret]
-    keep([*told, *settings.page.tokens])
+    secrets = [secret for receiver in settings.notify.receivers for secret in (receiver.url, receiver.secret) if secret]
+    keep([*secrets, *settings.page.tokens])
     return settings, problems
 
 

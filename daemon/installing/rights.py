@@ -17,6 +17,8 @@ from typing import Any
 
 from daemon.installing.actions import Action, Undo
 
+_COMPILED = "__pycache__"
+"""Folder of compiled files, which Python makes again where it may not read them: a daemon's are its user's alone."""
 _MOST = 20_000
 """Entries that are tried below one folder."""
 NOBODY = 65534
@@ -106,7 +108,7 @@ def _tried(folder: Path, descriptors: Sequence[int]) -> Lack:
         return Lack(str(folder), tuple(above), str(folder), "")
     count = 0
     for place, folders, files, number in os.fwalk(".", dir_fd=descriptors[-1]):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and name != _COMPILED]
         for names, right in ((folders, os.R_OK | os.X_OK), (files, os.R_OK)):
             for name in names:
                 is_link = stat.S_ISLNK(os.stat(name, dir_fd=number, follow_symlinks=False).st_mode)

@@ -9,10 +9,8 @@ import contextlib
 import errno
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -123,8 +121,7 @@ class PageService:
                 self._answer(listener, end)
 
     def _answer(self, listener: socket.socket, end: threading.Event) -> None:
-        with _leaving_no_bytecode():
-            from daemon.page.server import Server
+        from daemon.page.server import Server
 
         server = self._server = Server(self._serving, listener)
         if end.is_set():
@@ -147,16 +144,6 @@ class PageService:
         if fault.sentence() != self._problem:
             log.error(fault.sentence(), event_id=Event.PAGE_FAILED, code=fault.code)
         self._problem = fault.sentence()
-
-
-@contextlib.contextmanager
-def _leaving_no_bytecode() -> Iterator[None]:
-    """Import without writing compiled files: what the daemon writes is its user's alone, and so would they be, beside the sources."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
 
 
 def _same(before: PageSettings, after: PageSettings) -> bool:

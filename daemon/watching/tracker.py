@@ -51,7 +51,8 @@ class Tracker:
         self._settings = settings
         self._intake = intake
         self._taken = taken
-        self._examiner = Examiner(intake, taken)
+        self._decisions = Decisions(intake.journal)
+        self._examiner = Examiner(intake, taken, self._decisions.lost_state)
         self._unknown: set[str] = set()
         """Directories that the journal does not know: asking it again at each look costs the most, and what is decided is known here."""
         rules = rules_of(settings, intake.paths.state)
@@ -60,7 +61,6 @@ class Tracker:
         """What people are told of directories that are not taken."""
         self.undecided = Undecided(settings.roots, settings.settle_seconds, intake.journal.sightings, self._is_watched)
         self._settler = self.undecided.settler
-        self._decisions = Decisions(intake.journal)
         self._scanned: set[Path] = set()
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self.refused: Callable[[Fault | None], object] = lambda fault: None
@@ -224,8 +224,6 @@ class Tracker:
         """What follows of a look through a quiet directory."""
         inspection = examined.inspection
         self.listing.open(path)
-        if not inspection.missing and (lost := self._decisions.lost_state(inspection, seen)):
-            inspection = replace(inspection, missing=(lost,))
         if inspection.missing:
             self._note_missing(root, inspection, seen, examined.state, now)
         elif examined.is_part:

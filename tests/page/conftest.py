@@ -59,8 +59,10 @@ class Site:
         self.page = PageService(Serving(self.settings, paths.state, self.journal, _figures, self._note, lambda: None))
 
     def with_page(self, **values: Any) -> Settings:
-        """The settings with another `[page]`."""
-        return self.settings.model_copy(update={"page": PageSettings(**values).with_tokens()})
+        """The settings with another `[page]`. Buttons without a token are served too, as on a socket: most questions need no other."""
+        page = PageSettings(**values)
+        is_open = page.control and page.token_file is None
+        return self.settings.model_copy(update={"page": page if is_open else page.with_tokens()})
 
     def _note(self) -> None:
         self.changed += 1

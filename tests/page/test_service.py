@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,8 +141,12 @@ def test_what_the_page_needs_is_imported_only_where_it_is_on(tmp_path: Path) -> 
     assert not {"starlette", "uvicorn", "h11", "anyio", "jinja2"} & set(json.loads(answer.stdout))
 
 
-def test_a_socket_serves_as_a_port_does_and_one_that_a_dead_daemon_left_is_replaced(make_site: Make, tmp_path: Path) -> None:
-    path = tmp_path / "page.sock"
+def test_a_socket_serves_as_a_port_does_and_one_that_a_dead_daemon_left_is_replaced(
+    make_site: Make, request: pytest.FixtureRequest
+) -> None:
+    folder = tempfile.mkdtemp(dir="/tmp")  # the path of a socket is short
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    path = Path(folder, "page.sock")
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()

@@ -65,4 +65,4 @@ def test_a_wrong_word_among_many_is_shown_with_those_that_fit() -> None:
         Settings.model_validate({"notify": {"on": ["finished"]}})
     (problem,) = problems_of(error.value, Settings)  # type: ignore[arg-type]
     said = shown(problem)
-    assert said.endswith("（它是 'finished'）") and "、'waiting' 或 'disk_low'" in said and ", " not in said
+    assert said.endswith("（它是 'finished'）") and "、'recovered' 或 'digest'" in said and ", " not in said

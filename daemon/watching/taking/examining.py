@@ -59,9 +59,10 @@ class Closed(Exception):
 class Examiner:
     """Examines directories, each of which one thread works on at a time."""
 
-    def __init__(self, intake: Intake, entered: Callable[[], None]) -> None:
-        """`entered` is called when a job was."""
-        self._intake, self._entered = intake, entered
+    def __init__(self, intake: Intake, entered: Callable[[], None], remains: Callable[[Inspection, Fingerprint], str]) -> None:
+        """`entered` is called when a job was. `remains`: why a directory is what is left of a checkpoint that was taken, "" where it is
+        not; called from any thread."""
+        self._intake, self._entered, self._remains = intake, entered, remains
         self.decided: dict[Path, Fingerprint] = {}
         """Directories that were decided upon and of which the tracker has not noted it yet, with their states."""
 
@@ -74,6 +75,8 @@ class Examiner:
         if (fault := closed(path)) is not None:
             raise Closed(fault)
         state, inspection = look_through(path)
+        if not inspection.missing and (why := self._remains(inspection, seen)):
+            inspection = replace(inspection, missing=(why,))
         is_part = not inspection.missing and bool(belongs_to(str(path), path.name, names_in(path)))
         unconfigured = why_unconfigured(inspection, self._intake.settings.base.map)
         patience = inspection.patience_seconds
