@@ -8,6 +8,7 @@ import pytest
 
 from daemon.config.loading import WrongValues, load
 from daemon.config.page import Address, address_of
+from daemon.contract.faults.secrets import censored
 from daemon.operating.reload import changes
 
 TOKEN = "0123456789abcdef-of-the-tests"
@@ -56,10 +57,23 @@ def test_a_bad_token_is_refused_and_not_shown(tmp_path: Path, token: str) -> Non
     assert not any(len(word) > 5 and word in str(refused.value) for word in token.split())
 
 
-def test_a_user_or_a_password_in_an_address_of_a_peer_is_refused_and_not_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "text"), [("page.peers", '["https://me:secret@box2.example.org"]'), ("page.url", '"https://me:secret@ckptd.example.org"')]
+)
+def test_a_user_or_a_password_in_an_address_is_refused_and_not_shown(tmp_path: Path, key: str, text: str) -> None:
     with pytest.raises(WrongValues) as refused:
-        read(tmp_path, 'listen = "127.0.0.1:1"\npeers = ["https://me:secret@box2.example.org"]')
-    assert "page.peers" in str(refused.value) and "secret@" not in str(refused.value)
+        read(tmp_path, f'listen = "127.0.0.1:1"\n{key.partition(".")[2]} = {text}')
+    assert key in str(refused.value) and "secret@" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", ["https://ckptd.example.org/", "http://box:8470"])
+@pytest.mark.parametrize("by", ["file", "variable"])
+def test_the_address_that_people_know_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, by: str) -> None:
+    if by == "variable":
+        monkeypatch.setenv("CKPTD_PAGE__URL", given)
+    page = read(tmp_path, f'url = "{given}"' if by == "file" else "")
+    assert page.url == given.rstrip("/")  # type: ignore[attr-defined]
+    assert censored(f"{given}jobs/a") == f"{given}jobs/a"
 
 
 def test_the_service_manager_may_give_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
