@@ -1,4 +1,4 @@
-"""Answers of the API: JSON with an ETag, and errors as `{"error", "remedy"}`."""
+"""Answers of the API: JSON with an ETag, and errors as `{"error", "remedy"}`; and the language of an answer to people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from starlette.requests import Request
@@ -14,9 +16,13 @@ from starlette.responses import Response
 
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.language.catalog import Language, answer_in, language, language_of
 
 JSON = "application/json"
 MOST_BODIES = 8
+MOST_WISHES = 20
+"""Languages of a request that are looked at."""
+_WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 _UNKNOWN = (FaultCode.NO_SUCH_JOB, FaultCode.NO_SUCH_RUN, FaultCode.NO_SUCH_STAGE, FaultCode.NO_REPORT)
 
 
@@ -80,3 +86,28 @@ def refusal_of(error: CkptdError) -> Response:
     status = unknown if isinstance(error, UsageError) else 503
     headers = {"Retry-After": "5"} if isinstance(error, Retryable) else None
     return refusal(status, fault.sentence().partition(" Fix: ")[0], fault.remedy or None, headers=headers)
+
+
+def wanted_language(accepted: str) -> Language:
+    """The language of a header Accept-Language: of those that there are the one that is wanted most, else English."""
+    wishes = []
+    for place, part in enumerate(accepted.split(",")[:MOST_WISHES]):
+        tag, _, rest = part.partition(";")
+        weight = _WEIGHT.search(rest)
+        wishes.append((-float(weight[1]) if weight else -1.0, place, tag.strip()))
+    return language_of({"LANGUAGE": ":".join(tag for weight, _, tag in sorted(wishes) if weight < 0)})
+
+
+def in_language(request: Request) -> AbstractContextManager[None]:
+    """Let a request be answered in the language that its reader wants."""
+    return answer_in(wanted_language(request.headers.get("accept-language", "")))
+
+
+def tag() -> str:
+    """The language of this answer, as HTML and HTTP name it."""
+    return "zh-CN" if language() == "zh_CN" else "en"
+
+
+def spoken() -> dict[str, str]:
+    """The headers of an answer in the reader's language."""
+    return {"Vary": "Accept-Language", "Content-Language": tag()}

@@ -27,9 +27,8 @@ _SAID = {404: "there is nothing here", 405: "this method is not allowed here"}
 def make_app(context: Context, peers: Peers) -> ASGIApp:
     """The application of one server."""
     feed, streams = events.routes(context)
-    steering = controls.routes() if context.page.control else []
     app = Starlette(
-        routes=[*health.routes(), *streams, *api.routes(), *login.routes(), *steering, *screens.routes()],
+        routes=[*health.routes(), *streams, *api.routes(), *login.routes(), *controls.routes(on=context.page.control), *screens.routes()],
         exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
     )
     app.router.redirect_slashes = False

@@ -14,7 +14,7 @@ from daemon.config.settings import Settings
 from daemon.contract.faults.events import Event
 from daemon.operating.outward import Exposition, Serving
 from daemon.page.reader import Reader
-from daemon.page.tokens import Tries
+from daemon.page.tokens import Client, Tries
 from daemon.system.logger import Logger
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Context:
         """The settings of the page."""
         return self.settings.page
 
-    def note_wrong(self, client: str) -> None:
+    def note_wrong(self, client: Client) -> None:
         """Count a wrong token, and say so once a minute for each client."""
         if self.tries.wrong(client):
-            log.warning("a wrong token was given to the page", event_id=Event.PAGE_REFUSED, client=client)
+            log.warning("a wrong token was given to the page", event_id=Event.PAGE_REFUSED, client=client.address)
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call what may wait for a disk, outside of the server's loop, in the language of this request.

@@ -1,4 +1,4 @@
-"""The routes that change something: retry, cancel, pause, resume, first. They are there with `page.control` alone.
+"""The routes that change something: retry, cancel, pause, resume, first. They do so with `page.control` alone.
 
 They do what the verbs of `ckptd queue` do, say it in the same words, and are logged with who asked. `Guard` has made sure that the request
 comes from this page.
@@ -6,6 +6,7 @@ comes from this page.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, quote
 
@@ -19,7 +20,7 @@ from daemon.contract.language.catalog import translated_text
 from daemon.journal.journal import Journal
 from daemon.operating import steering
 from daemon.operating.monitoring.status import JobDetails
-from daemon.page.answers import answer
+from daemon.page.answers import answer, in_language, refusal
 from daemon.page.context import Context, context_of
 from daemon.page.login import here
 from daemon.system.logger import Logger
@@ -29,7 +30,8 @@ OF_JOBS = ("retry", "cancel", "pause", "resume", "first")
 OF_ALL = ("pause", "resume")
 SAID = "ckptd-said"
 """Cookie with the sentence that the next page shows: what was done, or why not."""
-SAID_SECONDS, MOST_SAID = 20, 800
+SAID_SECONDS, MOST_SAID = 20, 1200
+"""Bytes of that sentence, each of which may take three in a cookie of 4096."""
 
 
 def _endpoint(action: str) -> Callable[[Request], Awaitable[Response]]:
@@ -38,13 +40,16 @@ def _endpoint(action: str) -> Callable[[Request], Awaitable[Response]]:
         fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
         wanted = request.path_params.get("id")
         for_people = "text/html" in request.headers.get("accept", "")
+        speaks = in_language(request) if for_people else contextlib.nullcontext()
         try:
-            said = await context.call(_act, context, action, wanted)
+            with speaks:
+                said = await context.call(_act, context, action, wanted)
         except CkptdError as error:
             log.info(f"by the page: {action} was refused", event_id=Event.PAGE_CONTROL, client=client, job=wanted, why=str(error))
             if not for_people:
                 raise
-            said = translated_text(str(error))
+            with in_language(request):
+                said = translated_text(str(error))
         else:
             log.info(f"by the page: {action}", event_id=Event.PAGE_CONTROL, client=client, job=wanted)
         context.reader.forget()
@@ -52,7 +57,7 @@ def _endpoint(action: str) -> Callable[[Request], Awaitable[Response]]:
         if not for_people:
             return answer(request, {"message": said})
         back = RedirectResponse(here(fields.get("then", ["/"])[0]), 303)
-        back.set_cookie(SAID, quote(said[:MOST_SAID]), SAID_SECONDS, httponly=True, samesite="strict")
+        back.set_cookie(SAID, quote(said.encode()[:MOST_SAID].decode(errors="ignore")), SAID_SECONDS, httponly=True, samesite="strict")
         return back
 
     return steer
@@ -73,9 +78,13 @@ _STEER: dict[str, Callable[[Journal, JobDetails], str]] = {
 }  # fmt: skip
 
 
-def routes() -> list[BaseRoute]:
-    """Return the routes."""
+async def _off(_: Request) -> Response:
+    return refusal(405, "the buttons are off", "set page.control = true in the daemon's configuration, and run `ckptd reload`")
+
+
+def routes(*, on: bool) -> list[BaseRoute]:
+    """Return the routes; those of buttons that are off say so."""
     return [
-        *(Route(f"/jobs/{{id}}/{action}", _endpoint(action), methods=["POST"]) for action in OF_JOBS),
-        *(Route(f"/queue/{action}", _endpoint(action), methods=["POST"]) for action in OF_ALL),
+        *(Route(f"/jobs/{{id}}/{action}", _endpoint(action) if on else _off, methods=["POST"]) for action in OF_JOBS),
+        *(Route(f"/queue/{action}", _endpoint(action) if on else _off, methods=["POST"]) for action in OF_ALL),
     ]

@@ -36,6 +36,8 @@ SECURITY = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+BY_A_BROWSER = ("sec-fetch-site", "origin", "cookie", "authorization")
+"""Headers of which a program that knows no token sends none."""
 WRITE_SECONDS = 30.0
 """For a client to read a part of an answer."""
 MOST_BODY = 16 << 10
@@ -87,6 +89,11 @@ class Guard:
         if not self._knows(headers.get("host", "")):
             return refusal(421, "this page is not reached by that name", "add the name to page.hosts in the daemon's configuration")
         if method not in ("GET", "HEAD") and not _is_from_here(headers):
+            page, of_session = self._context.page, path in (login.PATH, login.LEAVING)
+            if page.token is not None and not of_session and not any(name in headers for name in BY_A_BROWSER):
+                return _unknown("this needs a token")  # a program
+            if page.token is None and not of_session and not page.control:
+                return None  # nothing can be changed, which the answer says
             return refusal(403, "this request comes from another page", "send it from this page, or with a header Origin that names it")
         if path.startswith(OPEN_PREFIXES) or path == login.PATH:
             return None
@@ -94,33 +101,36 @@ class Guard:
 
     def _without_right(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to one who may not ask; who may is noted for the log."""
-        client = client_of(scope, headers)
+        client = client_of(scope, headers, self._context.page)
         token = self._context.page.token
         if token is None:
-            scope.setdefault("state", {})["who"] = client
+            scope.setdefault("state", {})["who"] = client.address
             return None
         secret, given = token.get_secret_value(), bearer(headers)
         if given is None and is_session(cookie_of(Request(scope).cookies), secret):
-            scope.setdefault("state", {})["who"] = f"{client} (signed in)"
+            scope.setdefault("state", {})["who"] = f"{client.address} (signed in)"
             return None
         if given is not None:
             if wait := self._context.tries.wait(client):
                 return refusal(429, "there were too many wrong tokens", "try again later", headers={"Retry-After": str(int(wait) + 1)})
             if is_right(given, secret):
-                scope.setdefault("state", {})["who"] = f"{client} (token)"
+                scope.setdefault("state", {})["who"] = f"{client.address} (token)"
                 return None
             self._context.note_wrong(client)
         if given is None and scope["method"] in ("GET", "HEAD") and "text/html" in headers.get("accept", ""):
             asked = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
             return RedirectResponse(f"{login.PATH}?then={quote(asked, safe='')}", 303)
-        why = "the token is wrong" if given is not None else "this needs a token"
-        remedy = "send the header `Authorization: Bearer TOKEN`, with what is in page.token_file"
-        return refusal(401, why, remedy, headers={"WWW-Authenticate": 'Bearer realm="ckptd"'})
+        return _unknown("the token is wrong" if given is not None else "this needs a token")
 
     def _knows(self, host: str) -> bool:
         """Whether a request may name this host. An address may: no other page has it as its name."""
         name = _name_of(host)
         return name.lower().rstrip(".") in self._hosts or _is_address(name)
+
+
+def _unknown(why: str) -> Response:
+    remedy = "send the header `Authorization: Bearer TOKEN`, with what is in page.token_file"
+    return refusal(401, why, remedy, headers={"WWW-Authenticate": 'Bearer realm="ckptd"'})
 
 
 def _complete(message: Message, *, closes: bool) -> None:

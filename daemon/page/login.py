@@ -10,6 +10,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.pages import coded
+from daemon.page.answers import in_language, spoken, tag
 from daemon.page.context import context_of
 from daemon.page.tokens import COOKIE, SESSION_SECONDS, client_of, is_right, session
 
@@ -20,7 +22,7 @@ _TOO_OFTEN = to_translate("There were too many wrong tokens; try again in a minu
 
 async def show(request: Request) -> Response:
     """Return the form."""
-    return _form(request.query_params.get("then", "/"))
+    return _form(request, request.query_params.get("then", "/"))
 
 
 async def enter(request: Request) -> Response:
@@ -28,13 +30,13 @@ async def enter(request: Request) -> Response:
     context = context_of(request)
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
     given, then = (fields.get(name, [""])[0] for name in ("token", "then"))
-    client = client_of(request.scope, request.headers)
+    client = client_of(request.scope, request.headers, context.page)
     if context.tries.wait(client):
-        return _form(then, _TOO_OFTEN, 429)
+        return _form(request, then, _TOO_OFTEN, 429)
     token = context.page.token
     if token is None or not is_right(given.strip(), token.get_secret_value()):
         context.note_wrong(client)
-        return _form(then, _WRONG, 403)
+        return _form(request, then, _WRONG, 403)
     answer = RedirectResponse(here(then), 303)
     secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
     value = session(token.get_secret_value())
@@ -55,16 +57,19 @@ def here(then: str) -> str:
     return then if own and not then.startswith((PATH, LEAVING)) else "/"
 
 
-def _form(then: str, problem: str = "", status: int = 200) -> Response:
-    said = f'<p role="alert">{html.escape(translated(problem))}</p>' if problem else ""
-    return HTMLResponse(
-        '<!doctype html><html><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>ckptd</title>'
-        f'<link rel="stylesheet" href="/static/page.css"></head><body><main class="login"><h1>ckptd</h1>{said}'
-        f'<form method="post" action="{PATH}"><input type="hidden" name="then" value="{html.escape(here(then))}">'
-        f'<label>{html.escape(translated("Token"))} <input type="password" name="token" autocomplete="current-password" required autofocus>'
-        f"</label> <button>{html.escape(translated('Show the page'))}</button></form></main></body></html>",
-        status,
-    )
+def _form(request: Request, then: str, problem: str = "", status: int = 200) -> Response:
+    with in_language(request):
+        said = f'<p role="alert">{html.escape(translated(problem))}</p>' if problem else ""
+        where = coded(translated("The token is in the file that `page.token_file` names in the daemon's configuration."))
+        return HTMLResponse(
+            f'<!doctype html><html lang="{tag()}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            '<title>ckptd</title><link rel="stylesheet" href="/static/page.css"></head><body><main class="login"><h1>ckptd</h1>'
+            f'{said}<form method="post" action="{PATH}"><input type="hidden" name="then" value="{html.escape(here(then))}">'
+            f'<label>{html.escape(translated("Token"))}'
+            ' <input type="password" name="token" autocomplete="current-password" required autofocus></label>'
+            f' <button>{html.escape(translated("Show the page"))}</button></form><p class="small">{where}</p></main></body></html>',
+            status, spoken(),
+        )  # fmt: skip
 
 
 def routes() -> list[BaseRoute]:

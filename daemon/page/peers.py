@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from datetime import UTC, datetime
@@ -95,7 +96,7 @@ class Peers:
         except _BadAnswer as error:
             problem = str(error)
         except (OSError, h11.ProtocolError) as error:
-            problem = f"it can't be reached: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
+            problem = f"it can't be reached: {_why(error)}"
         if problem is None:
             self._known[address] = _Known(status, datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), None)
         else:
@@ -127,6 +128,13 @@ class Peers:
 
             self._secure = ssl.create_default_context()
         return self._secure
+
+
+def _why(error: OSError | h11.ProtocolError) -> str:
+    """The cause in the words of the system, where asyncio has put its own in their place."""
+    if isinstance(error, OSError) and error.errno and (error.strerror or "").startswith("Connect call failed"):
+        return os.strerror(error.errno)
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 async def _body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:

@@ -12,17 +12,30 @@ import ipaddress
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
+
+from daemon.config.page import PageSettings
 
 COOKIE = "ckptd-page"
 SESSION_SECONDS = 14 * 86400
 MOST_WRONG, WRONG_SECONDS = 10, 60.0
 """Wrong tokens of one client within so many seconds; after them not even a right one is looked at."""
+MOST_WRONG_FORWARDED = 100
+"""Of all clients that a proxy names, whose names a user of this machine may make up."""
 MOST_WRONG_OF_ALL = 200
 """Of all clients together."""
 MOST_CLIENTS = 1000
+
+
+class Client(NamedTuple):
+    """Who asks."""
+
+    address: str
+    forwarded: bool
+    """Whether a proxy says so."""
 
 
 class Tries:
@@ -30,23 +43,25 @@ class Tries:
 
     def __init__(self) -> None:
         self._by_client: dict[str, deque[float]] = {}
-        self._all: deque[float] = deque()
+        self._forwarded: deque[float] = deque(maxlen=MOST_WRONG_FORWARDED)
+        self._all: deque[float] = deque(maxlen=MOST_WRONG_OF_ALL)
 
-    def wait(self, client: str) -> float:
+    def wait(self, client: Client) -> float:
         """Seconds until a token of this client is looked at again; 0 for now."""
         moment = time.monotonic()
-        lists = ((self._by_client.get(client, deque()), MOST_WRONG), (self._all, MOST_WRONG_OF_ALL))
+        lists = [(self._by_client.get(client.address, deque()), MOST_WRONG), (self._all, MOST_WRONG_OF_ALL)]
+        lists += [(self._forwarded, MOST_WRONG_FORWARDED)] if client.forwarded else []
         return max(_wait(times, most, moment) for times, most in lists)
 
-    def wrong(self, client: str) -> bool:
+    def wrong(self, client: Client) -> bool:
         """Count a wrong token; whether it is the first of this client within the time, which is worth a line in the log."""
         moment = time.monotonic()
-        times = self._by_client.setdefault(client, deque(maxlen=MOST_WRONG))
+        times = self._by_client.setdefault(client.address, deque(maxlen=MOST_WRONG))
         first = not times or moment - times[-1] > WRONG_SECONDS
         times.append(moment)
         self._all.append(moment)
-        while len(self._all) > MOST_WRONG_OF_ALL:
-            self._all.popleft()
+        if client.forwarded:
+            self._forwarded.append(moment)
         if len(self._by_client) > MOST_CLIENTS:
             self._by_client = {name: kept for name, kept in self._by_client.items() if moment - kept[-1] < WRONG_SECONDS}
             while len(self._by_client) > MOST_CLIENTS:
@@ -91,12 +106,14 @@ def cookie_of(cookies: Mapping[str, str]) -> str:
     return cookies.get(COOKIE, "")
 
 
-def client_of(scope: Scope, headers: Headers) -> str:
-    """The address that asks: behind a proxy on this machine what that says, which is the last address of X-Forwarded-For."""
+def client_of(scope: Scope, headers: Headers, page: PageSettings) -> Client:
+    """The address that asks: behind a proxy on this machine what that says, which is the last address of X-Forwarded-For. Where neither
+    `page.hosts` nor `page.url` names one there is no proxy, and who sends that header wants to be taken for another."""
     client = scope.get("client")
     address = client[0] if client else "socket"
     last = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-    return last if last and _is_near(address) and _is_address(last) else address
+    named = bool(page.hosts or page.url) and _is_near(address) and _is_address(last)
+    return Client(last if named else address, named)
 
 
 def _is_near(address: str) -> bool:

@@ -30,6 +30,14 @@ def test_nothing_can_be_changed_unless_the_configuration_allows_it(make_site: Ma
     assert site.ask("/api/v1/status").json["counts"] == {"pending": 2, "succeeded": 3}
 
 
+def test_a_program_is_told_that_buttons_are_off_and_that_it_needs_the_token(make_site: Make) -> None:
+    site, closed = make_site(), make_site(token=TOKEN)
+    for answer in (site.ask("/queue/pause", "POST"), closed.known("/queue/pause", "POST")):
+        assert answer.status == 405 and answer.json["error"] == "the buttons are off" and "page.control" in answer.json["remedy"]
+    unknown = closed.ask("/queue/pause", "POST")
+    assert unknown.status == 401 and "page.token_file" in unknown.json["remedy"]
+
+
 def test_buttons_do_and_say_what_the_commands_do(make_site: Make) -> None:
     site = make_site(jobs=5, waiting=2, control=True)
     for whole in (True, False):
@@ -73,7 +81,7 @@ def command(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_log_says_who_pressed_a_button(make_site: Make) -> None:
-    site = make_site(jobs=5, waiting=2, control=True, token=TOKEN)
+    site = make_site(jobs=5, waiting=2, control=True, token=TOKEN, hosts=["ckptd.example.org"])
     with capture_logs() as lines:
         site.known(f"/jobs/{WAITING}/pause", "POST", X_Forwarded_For="1.2.3.4, 10.0.0.7")
         site.known(f"/jobs/{ENDED}/cancel", "POST")
@@ -87,3 +95,5 @@ def test_a_browser_is_led_back_and_shown_what_was_done(make_site: Make) -> None:
         answer = site.ask(path, "POST", "then=%2F%3Fa", Origin=site.origin, Accept="text/html")
         assert answer.status == 303 and answer.headers["location"] == "/?a"
         assert said in unquote(answer.headers["set-cookie"])
+        chinese = site.ask(path, "POST", "then=%2F", Origin=site.origin, Accept="text/html", Accept_Language="zh-CN")
+        assert "\u3002" in unquote(chinese.headers["set-cookie"]) and said.replace(OTHER, "") not in unquote(chinese.headers["set-cookie"])

@@ -84,7 +84,7 @@ def test_a_cookie_counts_until_its_time_and_only_for_the_token_that_it_was_given
 
 
 def test_tokens_can_be_guessed_ten_times_a_minute_and_then_not_even_a_right_one_is_looked_at(make_site: Make) -> None:
-    site = make_site(token=TOKEN)
+    site = make_site(token=TOKEN, hosts=["ckptd.example.org"])
     answers = [site.ask("/api/v1/status", Authorization=f"Bearer {number:020}").status for number in range(15)]
     assert answers == [401] * tokens.MOST_WRONG + [429] * 5
     refused = site.known("/api/v1/status")
@@ -94,17 +94,40 @@ def test_tokens_can_be_guessed_ten_times_a_minute_and_then_not_even_a_right_one_
     assert sign_in(site, "wrong", X_Forwarded_For="10.0.0.7").status == 403
 
 
+def test_who_makes_up_addresses_guesses_no_more_and_locks_nobody_out(make_site: Make) -> None:
+    site = make_site(token=TOKEN)
+    guessed = [guess(site, f"10.0.0.{number}") for number in range(tokens.MOST_WRONG + 2)]
+    assert guessed == [401] * tokens.MOST_WRONG + [429] * 2, "without a proxy the header says nothing"
+    behind = make_site(token=TOKEN, url="https://ckptd.example.org")
+    guessed = [guess(behind, f"10.0.{number}.1") for number in range(tokens.MOST_WRONG_FORWARDED + 2)]
+    assert guessed == [401] * tokens.MOST_WRONG_FORWARDED + [429] * 2
+    assert behind.known("/api/v1/status").status == 200, "who comes without the proxy is another client"
+
+
+def guess(site: Site, address: str) -> int:
+    return site.ask("/api/v1/status", Authorization=f"Bearer {'0' * 20}", X_Forwarded_For=address).status
+
+
+def test_the_form_speaks_the_readers_language_and_says_where_the_token_is(make_site: Make) -> None:
+    site = make_site(token=TOKEN)
+    chinese, english = (site.ask("/login", Accept_Language=language) for language in ("zh-CN", "en"))
+    assert b'lang="en"' in english.body and b"<code>page.token_file</code>" in english.body
+    assert b'lang="zh-CN"' in chinese.body and chinese.headers["content-language"] == "zh-CN" and b"Show the page" not in chinese.body
+    assert b"This token is wrong." not in sign_in(site, "wrong", Accept_Language="zh-CN").body
+
+
 def test_the_time_of_wrong_tokens_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = 1000.0
     monkeypatch.setattr(tokens.time, "monotonic", lambda: moment)
     tries = tokens.Tries()
-    assert [tries.wrong("a") for _ in range(tokens.MOST_WRONG)] == [True] + [False] * (tokens.MOST_WRONG - 1)
-    assert tries.wait("a") == tokens.WRONG_SECONDS and tries.wait("b") == 0
+    one, other = tokens.Client("a", False), tokens.Client("b", False)
+    assert [tries.wrong(one) for _ in range(tokens.MOST_WRONG)] == [True] + [False] * (tokens.MOST_WRONG - 1)
+    assert tries.wait(one) == tokens.WRONG_SECONDS and tries.wait(other) == 0
     moment += tokens.WRONG_SECONDS
-    assert tries.wait("a") == 0 and not tries.wrong("a")
+    assert tries.wait(one) == 0 and not tries.wrong(one)
     for number in range(3 * tokens.MOST_CLIENTS):
-        tries.wrong(f"client {number}")
-    assert tries.wait("nobody") > 0 and len(tries._by_client) <= tokens.MOST_CLIENTS
+        tries.wrong(tokens.Client(f"client {number}", False))
+    assert tries.wait(tokens.Client("nobody", False)) > 0 and len(tries._by_client) <= tokens.MOST_CLIENTS
 
 
 def test_what_would_change_something_must_come_from_this_page(make_site: Make) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from starlette.responses import Response
 
 from daemon.contract import units
 from daemon.contract.faults.text import printable
-from daemon.contract.language.catalog import Language, answer_in, language, language_of, translated, translated_text
+from daemon.contract.language.catalog import language, translated, translated_text
 from daemon.contract.language.lists import bracketed, clauses, labelled, names, sentences, spaced
 from daemon.contract.language.pages import coded, in_page, many_in_page
 from daemon.contract.version import __version__
@@ -31,25 +30,13 @@ from daemon.journal.states import ENDED_JOB
 from daemon.operating.monitoring.outlook import about
 from daemon.operating.wording import exports
 from daemon.page.answers import json_of as json_of
+from daemon.page.answers import spoken
 from daemon.page.context import Context, context_of
 from daemon.page.controls import SAID
 from daemon.page.screens.outputs import REPORT_PAGE
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
-_WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
-MOST_WISHES = 20
-"""Languages of a request that are looked at."""
-
-
-def wanted_language(accepted: str) -> Language:
-    """The language of a header Accept-Language: of those that there are the one that is wanted most, else English."""
-    wishes = []
-    for place, part in enumerate(accepted.split(",")[:MOST_WISHES]):
-        tag, _, rest = part.partition(";")
-        weight = _WEIGHT.search(rest)
-        wishes.append((-float(weight[1]) if weight else -1.0, place, tag.strip()))
-    return language_of({"LANGUAGE": ":".join(tag for weight, _, tag in sorted(wishes) if weight < 0)})
 
 
 @functools.cache
@@ -140,16 +127,7 @@ def page(request: Request, template: str, values: Mapping[str, Any], *, status: 
         {"here": asked_path(request), "control": context.page.control, "peers": context.page.peers, "said_before": said,
          "signed_in": context.page.token is not None, **values}
     )  # fmt: skip
-    answer = Response(body, status, {"Vary": "Accept-Language", "Content-Language": _tag()}, "text/html")
+    answer = Response(body, status, spoken(), "text/html")
     if said:
         answer.delete_cookie(SAID, httponly=True, samesite="strict")
     return answer
-
-
-def _tag() -> str:
-    return "zh-CN" if language() == "zh_CN" else "en"
-
-
-def in_language(request: Request) -> Any:
-    """Let a request be answered in the language that its reader wants."""
-    return answer_in(wanted_language(request.headers.get("accept-language", "")))

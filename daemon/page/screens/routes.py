@@ -23,7 +23,7 @@ from daemon.contract.language.catalog import to_translate, translated, translate
 from daemon.operating.monitoring.filter import STATES, Filter
 from daemon.operating.monitoring.status import JobDetails
 from daemon.operating.wording.exports import commands, remarks_of
-from daemon.page.answers import JSON
+from daemon.page.answers import JSON, in_language
 from daemon.page.context import Context, context_of
 from daemon.page.peers import Peers
 from daemon.page.screens import boxes, now, outputs, render, run, timeline
@@ -54,7 +54,7 @@ def _shown(template: str, read: Callable[[Request, Context], Values]) -> Callabl
                 values = {"now": _now(), "heading": translated("There is no such page"), "text": translated_text(str(error))}
                 return render.page(request, "message.html", values, status=status)
 
-        with render.in_language(request):
+        with in_language(request):
             return await context.call(make)
 
     return show

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.page import peers
-from daemon.page.screens.render import wanted_language
+from daemon.page.answers import wanted_language
 from tests.page.conftest import wait_until
 from tests.page.screens.conftest import HOSTILE, STEPS, Pages
 from tests.page.screens.serving import served
