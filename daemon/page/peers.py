@@ -52,12 +52,17 @@ class PeersAnswer:
     """In the order of the configuration."""
 
 
+NOT_ASKED = "it has not been asked yet"
+
+
 @dataclass(frozen=True)
-class _Known:
+class Known:
+    """What is known of one of them. It outlives a server: a reload of the page's configuration begins another."""
+
     status: Json | None = None
     at: str | None = None
     moment: float = 0.0
-    problem: str | None = "it has not been asked yet"
+    problem: str | None = NOT_ASKED
 
 
 class _BadAnswer(Exception):
@@ -67,9 +72,13 @@ class _BadAnswer(Exception):
 class Peers:
     """Asks them in turn; `view` gives what is known."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, answers: dict[str, Known]) -> None:
+        """`answers`: what is known of earlier, by address; it is kept up to date."""
         self._context = context
-        self._known = dict.fromkeys(context.page.peers, _Known())
+        self._known = answers
+        known = {address: answers.get(address, Known()) for address in context.page.peers}
+        answers.clear()
+        answers.update(known)
         self._secure: Any = None
 
     def view(self) -> PeersAnswer:
@@ -79,6 +88,11 @@ class Peers:
             Peer(address, known.status, known.at, None if known.at is None else round(now - known.moment, 1), known.problem)
             for address, known in self._known.items()
         ))  # fmt: skip
+
+    @property
+    def away(self) -> int:
+        """How many did not answer when they were asked last."""
+        return sum(known.problem not in (None, NOT_ASKED) for known in self._known.values())
 
     async def run(self) -> None:
         """Ask all of them, again and again, until this is cancelled."""
@@ -98,9 +112,9 @@ class Peers:
         except (OSError, h11.ProtocolError) as error:
             problem = f"it can't be reached: {_why(error)}"
         if problem is None:
-            self._known[address] = _Known(status, datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), None)
+            self._known[address] = Known(status, datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), None)
         else:
-            self._known[address] = _Known(before.status, before.at, before.moment, problem)
+            self._known[address] = Known(before.status, before.at, before.moment, problem)
 
     async def _fetch(self, address: str) -> Json:
         parts = urlsplit(address)

@@ -15,7 +15,7 @@ from daemon.operating.outward import Serving
 from daemon.page.app import make_app
 from daemon.page.connections import BACKLOG, HEAD_BYTES, Connection
 from daemon.page.context import Context
-from daemon.page.peers import Peers
+from daemon.page.peers import Known, Peers
 
 KEEP_ALIVE_SECONDS = 20
 GRACE_SECONDS = 1
@@ -41,7 +41,9 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """One server on a socket that is bound already; ends once."""
 
-    def __init__(self, serving: Serving, listener: socket.socket) -> None:
+    def __init__(self, serving: Serving, listener: socket.socket, answers: dict[str, Known] | None = None) -> None:
+        """`answers`: what other daemons said, which the next server is given too."""
+        self._answers = {} if answers is None else answers
         self._serving, self._listener = serving, listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: Context | None = None
@@ -73,7 +75,7 @@ class Server:
             self._loop, self._context = asyncio.get_running_loop(), context
             if self._closed:
                 return
-        peers = Peers(context)
+        peers = Peers(context, self._answers)
         config = uvicorn.Config(
             make_app(context, peers), http=Connection, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_SECONDS,

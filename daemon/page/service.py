@@ -25,6 +25,7 @@ from daemon.system.logger import Logger
 from daemon.system.processes.threads import Death, Supervised
 
 if TYPE_CHECKING:
+    from daemon.page.peers import Known
     from daemon.page.server import Server
 
 log = Logger("page")
@@ -47,6 +48,8 @@ class PageService:
         self._at: str | None = None
         self._problem: str | None = None
         self._resting: float | None = None
+        self._answers: dict[str, Known] = {}
+        """What other daemons said, which outlives a server."""
 
     def adopt(self, settings: Settings) -> None:
         """Go on by another configuration, or begin: it listens anew only where something of the page has changed."""
@@ -123,7 +126,7 @@ class PageService:
     def _answer(self, listener: socket.socket, end: threading.Event) -> None:
         from daemon.page.server import Server
 
-        server = self._server = Server(self._serving, listener)
+        server = self._server = Server(self._serving, listener, self._answers)
         if end.is_set():
             return
         log.info("the page answers", event_id=Event.PAGE_SERVES, address=self._at)

@@ -42,6 +42,18 @@ def test_a_peers_jobs_are_shown_and_marked_with_their_age_when_it_answers_no_mor
     wait_until(lambda: first(site)["age_seconds"] > then["age_seconds"] + 0.5)
 
 
+def test_what_a_peer_said_is_remembered_when_the_page_is_configured_anew(make_site: Make) -> None:
+    other = make_site(jobs=5)
+    site = make_site(peers=[other.origin])
+    wait_until(lambda: first(site)["status"])
+    origin = other.origin
+    other.page.stop()
+    site.page.adopt(site.with_page(listen="127.0.0.1:0", peers=(origin,), hosts=("box.example.org",)))
+    wait_until(lambda: site.is_up)
+    wait_until(lambda: "reached" in (first(site)["problem"] or ""))
+    assert first(site)["status"]["counts"] == {"succeeded": 5} and first(site)["at"]
+
+
 def test_a_peer_that_wants_another_token_is_named_so(make_site: Make) -> None:
     other = make_site(token=TOKEN)
     site = make_site(peers=[other.origin])

@@ -31,6 +31,8 @@ class Box:
 
     address: str
     """Of its page; "" for this daemon."""
+    host: str
+    """The name of its machine, where it says it."""
     version: str
     verdict: str
     unwell: tuple[str, ...]
@@ -56,7 +58,7 @@ def _box(address: str, status: Mapping[str, Any], at: str | None, age: float | N
     known = counts.items() if isinstance(counts, dict) else ()
     unwell = value_at(status, "daemon", "unwell")
     return Box(
-        address, _short(text_at(status, "version") or ""),
+        address, _short(text_at(status, "daemon", "host") or ""), _short(text_at(status, "version") or ""),
         _short(text_at(status, "daemon", "verdict") or "") if running else "not running" if status else "",
         tuple(_short(text) for text in unwell if isinstance(text, str)) if isinstance(unwell, list) else (),
         {_short(str(state)): count for state, count in known if isinstance(count, int)},

@@ -124,7 +124,8 @@ def page(request: Request, template: str, values: Mapping[str, Any], *, status: 
     context: Context = context_of(request)
     said = unquote(request.cookies.get(SAID, ""))
     body = environment().get_template(template).render(
-        {"here": asked_path(request), "control": context.page.control, "peers": context.page.peers, "said_before": said,
+        {"here": asked_path(request), "control": context.page.control, "peers": context.page.peers,
+         "away": request.app.state.peers.away, "said_before": said,
          "signed_in": context.page.token is not None, **values}
     )  # fmt: skip
     answer = Response(body, status, spoken(), "text/html")

@@ -215,4 +215,10 @@ def test_the_page_of_many_boxes_has_their_answers_and_of_one_that_is_silent_how_
             assert page.tree.xpath("//h2/a/@href") == [f"{there}/", f"{away}/"]
             box.close()
             wait_until(lambda: " old, of " in here.get("/boxes").text)
-            assert "succeeded" in here.get("/boxes").text, "what it said last stays"
+            page = here.get("/boxes")
+            assert "succeeded" in page.text, "what it said last stays"
+            assert (
+                not page.tree.xpath("//span[contains(@class, 'healthy')]")
+                and len(page.tree.xpath("//article[contains(@class, 'away')]")) == 2
+            )
+            assert "Boxes (2 away)" in here.get("/").tree.xpath("string(//nav)")
