@@ -169,16 +169,23 @@ def jobs_before(
     since: str,
     is_run: Callable[[str], bool] | None,
     run: str | None = None,
+    *,
+    by_end: bool = False,
 ) -> Iterator[Place]:
     """Yield the places of jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a
-    checkpoint taken at `since` or later, of runs that `is_run` takes, or of `run` alone. Raises LookupError where there is no job `before`.
+    checkpoint taken at `since` or later, or `by_end` that ended then, of runs that `is_run` takes, or of `run` alone. Raises LookupError
+    where there is no job `before`.
     """
     last = None
     if before is not None:
         last = connection.execute("SELECT rowid FROM job WHERE id = ?", (before,)).fetchone()
         if last is None:
             raise LookupError(before)
-    wanted = ["created >= ?", *(["rowid < ?"] if last else []), *([f"state IN ({', '.join('?' * len(states))})"] if states else [])]
+    wanted = [
+        "coalesce(ended, created) >= ?" if by_end and since else "created >= ?",
+        *(["rowid < ?"] if last else []),
+        *([f"state IN ({', '.join('?' * len(states))})"] if states else []),
+    ]
     values = (since, *([last[0]] if last else []), *states)
     if run is not None:
         wanted, values = [*wanted, "run = ?"], (*values, run)

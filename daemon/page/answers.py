@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -86,6 +86,14 @@ def refusal_of(error: CkptdError) -> Response:
     status = unknown if isinstance(error, UsageError) else 503
     headers = {"Retry-After": "5"} if isinstance(error, Retryable) else None
     return refusal(status, fault.sentence().partition(" Fix: ")[0], fault.remedy or None, headers=headers)
+
+
+def refuse_unknown(request: Request, known: Sequence[str]) -> None:
+    """Raise UsageError for a name of the query that says nothing here: what it was meant to choose would not be chosen."""
+    if unknown := [name for name in request.query_params if name not in known]:
+        cause = f"{unknown[0][:40]!r} is not one of its parameters"
+        remedy = f"the names are {', '.join(known)}" if known else "ask without parameters"
+        raise UsageError(FaultCode.BAD_OPTION, "answer this request", cause, remedy)
 
 
 def wanted_language(accepted: str) -> Language:

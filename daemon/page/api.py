@@ -5,6 +5,7 @@ Names of runs come from training and may hold anything, so they are values of th
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.operating.monitoring.filter import Filter
 from daemon.operating.monitoring.pages import MOST_JOBS
-from daemon.page.answers import JSON, answer, answer_bytes, refusal
+from daemon.page.answers import JSON, answer, answer_bytes, refusal, refuse_unknown
 from daemon.page.context import context_of
 from daemon.page.peers import Peers
 
@@ -23,6 +24,7 @@ PREFIX = "/api/v1"
 DESCRIPTION = "openapi.json"
 SOME, MOST_RUNS = 50, 500
 LINES, MOST_LINES = 200, 5000
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 async def status(request: Request) -> Response:
@@ -34,7 +36,7 @@ async def status(request: Request) -> Response:
 async def jobs(request: Request) -> Response:
     """Return a page of exports, filtered as by `ckptd list`."""
     context, asked = context_of(request), request.query_params
-    wanted = Filter.of(asked.get("run", ""), asked.getlist("state"), asked.get("since", ""), option="")
+    wanted = Filter.of(asked.get("run", ""), asked.getlist("state"), asked.get("since", ""), option="", by_end=True)
     limit = _number(request, "limit", SOME, MOST_JOBS)
     return answer(request, await context.call(context.reader.jobs, wanted, limit, asked.get("before")))
 
@@ -100,13 +102,25 @@ def _number(request: Request, name: str, default: int, most: int, *, least: int 
     return int(text)
 
 
+READING: dict[str, tuple[Endpoint, tuple[str, ...]]] = {
+    "status": (status, ("jobs",)), "jobs": (jobs, ("limit", "before", "run", "state", "since")), "jobs/{id}": (job, ()),
+    "jobs/{id}/report": (report, ()), "jobs/{id}/log/{stage}": (log, ("lines",)), "runs": (runs, ("limit", "skip")),
+    "quality": (quality, ("run",)), "peers": (peers, ()), DESCRIPTION: (description, ()),
+}  # fmt: skip
+"""Path → what answers, and the names that its query may have."""
+
+
+def _asked(endpoint: Endpoint, names: tuple[str, ...]) -> Endpoint:
+    async def answered(request: Request) -> Response:
+        refuse_unknown(request, names)
+        return await endpoint(request)
+
+    return answered
+
+
 def routes() -> list[BaseRoute]:
     """Return the routes of the API."""
-    reading = {
-        "status": status, "jobs": jobs, "jobs/{id}": job, "jobs/{id}/report": report, "jobs/{id}/log/{stage}": log, "runs": runs,
-        "quality": quality, "peers": peers, DESCRIPTION: description,
-    }  # fmt: skip
     return [
-        *(Route(f"{PREFIX}/{path}", endpoint) for path, endpoint in reading.items()),
+        *(Route(f"{PREFIX}/{path}", _asked(endpoint, names)) for path, (endpoint, names) in READING.items()),
         *(Route(path, nothing) for path in (PREFIX, f"{PREFIX}/{{rest:path}}")),
     ]

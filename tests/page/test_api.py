@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from daemon.contract.disk.attempt_files import LOG_FILE
+from daemon.journal.rows import now
 from daemon.operating.monitoring.status import snapshot
 from daemon.page import api
 from tests.page.conftest import Site
@@ -35,6 +36,9 @@ def test_the_description_is_what_the_classes_say() -> None:
 def test_every_route_is_described_and_every_described_route_is_there(description: dict[str, Any]) -> None:
     there = {route.path.removeprefix(api.PREFIX) for route in api.routes() if hasattr(route, "path")}
     assert there - {"", "/openapi.json", "/{rest:path}"} == set(description["paths"])
+    for path, (_, names) in api.READING.items():
+        asked = description["paths"].get(f"/{path}", {"get": {}})["get"].get("parameters", [])
+        assert {value["name"] for value in asked if value["in"] == "query"} == set(names), path
 
 
 @pytest.mark.parametrize("path", [path for path, told in openapi.ROUTES.items() if not isinstance(told.gives, str) and path != "/quality"])
@@ -96,10 +100,19 @@ def test_jobs_are_chosen_as_by_the_command(make_site: Make) -> None:
     assert len(ids(pages(site, "since=2026-01-01T01:00%2B00:00"))) == 2 * RUNS - 59
 
 
+def test_since_counts_when_an_export_ended_and_of_an_open_one_when_its_checkpoint_was_taken(make_site: Make) -> None:
+    site = make_site(jobs=20, waiting=5)
+    assert ids(pages(site, "since=1h")) == []
+    site.journal.database.write("end", lambda c: c.execute("UPDATE job SET ended = ? WHERE id = ?", (now(), JOB)))
+    site.page._server._context.reader.forget()  # type: ignore[union-attr]
+    assert ids(pages(site, "since=1h")) == ids(pages(site, "since=1h&state=succeeded&run=run-0*")) == [JOB]
+
+
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
         ("/jobs?state=odd", 400, "'odd' is not a state"), ("/jobs?since=odd", 400, "'odd' is neither"),
+        ("/jobs?sate=failed", 400, "'sate' is not one of its parameters"), ("/peers?a=b", 400, "'a' is not one"),
         ("/jobs?limit=0", 400, "'0' is no number"), ("/jobs?limit=-1", 400, "from 1 to 200"),
         ("/jobs?limit=9999999999999", 400, "no number"), ("/jobs?limit=٣", 400, "no number"),
         ("/jobs?before=nobody", 404, "'nobody'"), ("/jobs/nobody", 404, "no job"), ("/jobs/run-0", 404, "10 jobs are meant"),

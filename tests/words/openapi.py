@@ -60,7 +60,11 @@ ROUTES: dict[str, Told] = {
             Asked(
                 "state", {"type": "array", "items": {"type": "string", "enum": list(STATES)}}, "Only exports in one of these states."
             ),
-            Asked("since", _TEXT, 'Only checkpoints that were taken after this time: "2h", "3d", "2026-01-31".'),
+            Asked(
+                "since", _TEXT,
+                "Only exports that ended after this time, or, while they have not ended, whose checkpoint was taken after it:"
+                ' "2h", "3d", "2026-01-31".',
+            ),
         ),
     ),
     "/jobs/{id}": Told("As `ckptd show --json`.", JobDetails, (_JOB,)),

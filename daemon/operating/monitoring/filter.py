@@ -1,4 +1,4 @@
-"""Which exports `ckptd list` and the API show: by run, by state, by when their checkpoint was taken."""
+"""Which exports `ckptd list` and the API show: by run, by state, by when their checkpoint was taken or they ended."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ class Filter:
     since: datetime | None = None
     exactly: str | None = None
     """Name of the run, in which nothing stands for anything else."""
+    by_end: bool = False
+    """Whether `since` asks when an export ended, where it has ended, and not when its checkpoint was taken."""
 
     @classmethod
-    def of(cls, run: str, states: Sequence[str], since: str, option: str = "--") -> Filter:
+    def of(cls, run: str, states: Sequence[str], since: str, option: str = "--", *, by_end: bool = False) -> Filter:
         """Make it from what the options say, whose names begin with `option`. Raises UsageError for a state or a time that is none."""
         for state in states:
             if state not in STATES:
@@ -42,7 +44,7 @@ class Filter:
                     FaultCode.BAD_OPTION, f"use {option}state", f"{state!r} is not a state", f"give one of {', '.join(STATES)}"
                 )
         try:
-            return cls(run, tuple(states), moment(since) if since else None)
+            return cls(run, tuple(states), moment(since) if since else None, by_end=by_end)
         except (ValueError, OverflowError):
             raise UsageError(
                 FaultCode.BAD_OPTION, f"use {option}since", f"{since!r} is neither a duration nor a date",
@@ -67,7 +69,7 @@ class Filter:
     def takes(self, job: JobStatus) -> bool:
         """Whether an export is wanted."""
         known = {job.state, job.activity, ENDED if job.state in ENDED_JOB else OPEN}
-        late = self.since is None or datetime.fromisoformat(job.created) >= self.since
+        late = self.since is None or datetime.fromisoformat((self.by_end and job.ended) or job.created) >= self.since
         return self.takes_run(job.run) and late and (not self.states or not known.isdisjoint(self.states))
 
 

@@ -23,7 +23,7 @@ from daemon.contract.language.catalog import to_translate, translated, translate
 from daemon.operating.monitoring.filter import STATES, Filter
 from daemon.operating.monitoring.status import JobDetails
 from daemon.operating.wording.exports import commands, remarks_of
-from daemon.page.answers import JSON, in_language
+from daemon.page.answers import JSON, in_language, refuse_unknown
 from daemon.page.context import Context, context_of
 from daemon.page.peers import Peers
 from daemon.page.screens import boxes, now, outputs, render, run, timeline
@@ -32,6 +32,8 @@ _OTHER_STATES = to_translate("open"), to_translate("ended"), to_translate("not r
 """Beside those of the journal."""
 SOME = 20
 """Rows of a page of a list."""
+LIST = ("state", "run", "since", "before")
+"""What the list of exports may be asked."""
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FOREVER = "public, max-age=31536000, immutable"
 SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -71,7 +73,8 @@ def _overview(request: Request, context: Context) -> Values:
 def _jobs(request: Request, context: Context) -> Values:
     asked = request.query_params
     states = [state for state in asked.getlist("state") if state]
-    wanted = Filter.of(asked.get("run", ""), states, asked.get("since", ""), option="")
+    refuse_unknown(request, LIST)
+    wanted = Filter.of(asked.get("run", ""), states, asked.get("since", ""), option="", by_end=True)
     page = context.reader.jobs(wanted, SOME, asked.get("before"))
     kept = [(name, value) for name, value in asked.multi_items() if name in ("state", "run", "since") and value]
     links = [(translated("Newest"), f"/jobs?{urlencode(kept)}", "")] if asked.get("before") else []
