@@ -44,6 +44,7 @@ class Feed:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look())
         closing = asyncio.ensure_future(self._context.closing.wait())
+        waiting = closing
         try:
             yield "retry: 3000\nevent: begin\ndata: {}\n\n"
             while not closing.done():
@@ -55,7 +56,8 @@ class Feed:
                     yield "event: changed\ndata: {}\n\n"
                 elif not closing.done():
                     yield ": still here\n\n"
-        finally:
+        finally:  # a reader that goes ends this within a wait
+            waiting.cancel()
             closing.cancel()
             self._streams.discard(news)
 

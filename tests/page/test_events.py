@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from daemon.page import events
-from tests.page.conftest import Site
+from tests.page.conftest import Site, wait_until
 
 Make = Callable[..., Site]
 
@@ -23,7 +24,8 @@ def stream(site: Site) -> Iterator[http.client.HTTPResponse]:
     try:
         answer = connection.getresponse()
         assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream")
-        yield answer
+        with contextlib.closing(answer):
+            yield answer
     finally:
         connection.close()
 
@@ -78,3 +80,19 @@ def test_there_are_not_more_streams_than_some(make_site: Make, monkeypatch: pyte
             return
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_stream_that_ends_leaves_no_task_behind(make_site: Make, caplog: pytest.LogCaptureFixture) -> None:
+    site = make_site(jobs=3)
+    for _ in range(3):
+        with stream(site) as answer:  # its reader goes
+            next_block(answer)
+    time.sleep(1)
+    gc.collect()
+    with stream(site) as answer:  # the server ends
+        next_block(answer)
+        time.sleep(0.5)
+        site.page.adopt(site.with_page(listen="127.0.0.1:0", hosts=("box.example.org",)))
+        wait_until(lambda: site.is_up)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
