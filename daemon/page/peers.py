@@ -56,7 +56,7 @@ NOT_ASKED = "it has not been asked yet"
 
 
 @dataclass(frozen=True)
-class Known:
+class LastAnswer:
     """What is known of one of them. It outlives a server: a reload of the page's configuration begins another."""
 
     status: Json | None = None
@@ -72,11 +72,11 @@ class _BadAnswer(Exception):
 class Peers:
     """Asks them in turn; `view` gives what is known."""
 
-    def __init__(self, context: Context, answers: dict[str, Known]) -> None:
+    def __init__(self, context: Context, answers: dict[str, LastAnswer]) -> None:
         """`answers`: what is known of earlier, by address; it is kept up to date."""
         self._context = context
         self._known = answers
-        known = {address: answers.get(address, Known()) for address in context.page.peers}
+        known = {address: answers.get(address, LastAnswer()) for address in context.page.peers}
         answers.clear()
         answers.update(known)
         self._secure: Any = None
@@ -112,9 +112,9 @@ class Peers:
         except (OSError, h11.ProtocolError) as error:
             problem = f"it can't be reached: {_why(error)}"
         if problem is None:
-            self._known[address] = Known(status, datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), None)
+            self._known[address] = LastAnswer(status, datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), None)
         else:
-            self._known[address] = Known(before.status, before.at, before.moment, problem)
+            self._known[address] = LastAnswer(before.status, before.at, before.moment, problem)
 
     async def _fetch(self, address: str) -> Json:
         parts = urlsplit(address)

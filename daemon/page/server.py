@@ -15,7 +15,7 @@ from daemon.operating.outward import Serving
 from daemon.page.app import make_app
 from daemon.page.connections import BACKLOG, HEAD_BYTES, Connection
 from daemon.page.context import Context
-from daemon.page.peers import Known, Peers
+from daemon.page.peers import LastAnswer, Peers
 
 KEEP_ALIVE_SECONDS = 20
 GRACE_SECONDS = 1
@@ -41,7 +41,7 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """One server on a socket that is bound already; ends once."""
 
-    def __init__(self, serving: Serving, listener: socket.socket, answers: dict[str, Known] | None = None) -> None:
+    def __init__(self, serving: Serving, listener: socket.socket, answers: dict[str, LastAnswer] | None = None) -> None:
         """`answers`: what other daemons said, which the next server is given too."""
         self._answers = {} if answers is None else answers
         self._serving, self._listener = serving, listener

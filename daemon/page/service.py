@@ -25,7 +25,7 @@ from daemon.system.logger import Logger
 from daemon.system.processes.threads import Death, Supervised
 
 if TYPE_CHECKING:
-    from daemon.page.peers import Known
+    from daemon.page.peers import LastAnswer
     from daemon.page.server import Server
 
 log = Logger("page")
@@ -48,7 +48,7 @@ class PageService:
         self._at: str | None = None
         self._problem: str | None = None
         self._resting: float | None = None
-        self._answers: dict[str, Known] = {}
+        self._answers: dict[str, LastAnswer] = {}
         """What other daemons said, which outlives a server."""
 
     def adopt(self, settings: Settings) -> None:

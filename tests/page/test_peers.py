@@ -119,3 +119,12 @@ def test_what_a_peer_does_is_said_and_holds_nothing_up(make_site: Make, kind: st
         wait_until(lambda: (first(site)["problem"] or "").count("not been asked") == 0)
         assert said in first(site)["problem"] and first(site)["status"] is None
         assert site.ask("/api/v1/status").status == 200
+
+
+def test_why_a_peer_can_not_be_reached_is_in_words_that_are_translated(make_site: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    site = make_site(peers=[address])
+    wait_until(lambda: "reached" in (first(site)["problem"] or ""))
+    chinese = site.ask("/boxes", Accept_Language="zh-CN").body.decode()
+    assert "\u8fde\u63a5\u88ab\u62d2\u7edd" in chinese and "onnect" not in chinese.partition("<main")[2]

@@ -117,6 +117,10 @@ class RunQuality:
     """Export → how far it is from that."""
 
 
+class NoFigures(UsageError):
+    """A run has no export with a report."""
+
+
 def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str) -> RunQuality:
     """The one run that is meant: of the exports that a journal of the state directory knows, and of those in the output, which may be made
     by hand. Raises UsageError where that is none or more than one.
@@ -146,8 +150,10 @@ def quality_in_journal(state: Path, wanted: str, best_variant: str, root: str = 
         targets = targets_of(connection, wanted)[-MOST_READ:]
     runs = _by_run([folder_of(Path(target), ended) for target, ended in targets])
     runs = {key: reads for key, reads in runs.items() if key[1] == wanted and root in ("", key[0])}
+    if not runs:
+        raise _not_one(f"no run {wanted!r} has an export", runs, NoFigures)
     if len(runs) != 1:
-        raise _not_one("several roots have such a run" if runs else f"no run {wanted!r} has an export", runs)
+        raise _not_one("several roots have such a run", runs)
     return _quality(runs, best_variant)
 
 
@@ -212,8 +218,8 @@ def _by_run(folders: Sequence[Path]) -> dict[tuple[str, str], list[ReportRead]]:
     return {key: sorted(reads.values(), key=lambda read: read.point.place)[-MOST_STEPS:] for key, reads in runs.items()}
 
 
-def _not_one(cause: str, runs: Mapping[tuple[str, str], object]) -> UsageError:
+def _not_one(cause: str, runs: Mapping[tuple[str, str], object], kind: type[UsageError] = UsageError) -> UsageError:
     names = [run if [name for _, name in runs].count(run) == 1 else f"{root}/{run}" for root, run in runs]
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     remedy = f"give one of {listed}" if names else "give the name of a run (`ckptd list`), or the folder that holds its exports"
-    return UsageError(FaultCode.NO_SUCH_RUN, "show the quality of a run", cause, remedy)
+    return kind(FaultCode.NO_SUCH_RUN, "show the quality of a run", cause, remedy)

@@ -11,13 +11,13 @@ from daemon.contract import units
 from daemon.contract.advice.which import METRIC_NAMES
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs.run_figures import METRICS
-from daemon.contract.language.catalog import translated
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.contract.light import dataclass
 from daemon.contract.values import number_at
 from daemon.journal.file.opening import reading
 from daemon.journal.overview import checkpoint_state
 from daemon.operating.monitoring.filter import Filter
-from daemon.operating.monitoring.run_quality import QualityAtStep, QualityOfArtifact, RunQuality
+from daemon.operating.monitoring.run_quality import NoFigures, QualityAtStep, QualityOfArtifact, RunQuality
 from daemon.operating.monitoring.status import JobStatus
 from daemon.page.reader import Reader
 from daemon.page.screens.charts import Chart, Steps, Value, chart
@@ -59,7 +59,8 @@ def values(reader: Reader, run: str, root: str) -> dict[str, Any]:
     except UsageError as error:
         if not jobs and not training:
             raise
-        quality, why = None, str(error)
+        quality = None
+        why = translated("This run has no export with figures yet.") if isinstance(error, NoFigures) else translated_text(str(error))
     metric = _metric_of(quality) if quality else None
     return {
         "run": run,

@@ -164,6 +164,14 @@ def test_the_page_of_a_run_has_loss_and_figures_with_their_intervals_and_what_to
         assert page.tree.xpath(f"//*[@id='{title}']")[0].text_content().strip(), "a chart is named for who does not see it"
 
 
+def test_a_run_without_figures_says_so_and_states_have_one_name(pages: Pages) -> None:
+    page = pages.get("/run?name=waits")
+    assert page.status == 200 and "This run has no export with figures yet." in page.text and "give the name of a run" not in page.text
+    assert "waiting" in pages.get("/runs").text and "pending" not in pages.get("/runs").text
+    assert "pending" not in pages.get("/jobs").tree.xpath("//select/option/@value")
+    assert {"/jobs?state=failed", "/jobs?state=partial"} <= set(pages.get("/").tree.xpath("//div[@id='troubled']//@href"))
+
+
 def test_styles_and_scripts_are_kept_for_ever_under_their_digest_alone(pages: Pages) -> None:
     (address,) = pages.get("/").tree.xpath("//link[@rel='stylesheet']/@href")
     assert "immutable" in pages.get(address).headers["cache-control"]
