@@ -94,7 +94,7 @@ def test_tokens_can_be_guessed_ten_times_a_minute_and_then_not_even_a_right_one_
     assert sign_in(site, "wrong", X_Forwarded_For="10.0.0.7").status == 403
 
 
-def test_who_makes_up_addresses_guesses_no_more_and_locks_nobody_out(make_site: Make) -> None:
+def test_addresses_that_are_made_up_give_no_more_tries(make_site: Make) -> None:
     site = make_site(token=TOKEN)
     guessed = [guess(site, f"10.0.0.{number}") for number in range(tokens.MOST_WRONG + 2)]
     assert guessed == [401] * tokens.MOST_WRONG + [429] * 2, "without a proxy the header says nothing"
