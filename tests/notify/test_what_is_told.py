@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from daemon.config.loading import load
 from daemon.config.notify import NotifySettings
-from daemon.config.page import PageSettings
 from daemon.contract.disk.files import seal
 from daemon.contract.faults.errors import CkptdError, Fault, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
@@ -109,8 +109,8 @@ def test_without_a_recommendation_the_smallest_that_passed_is_named_and_none_tha
 
 def test_a_failure_comes_with_its_reason_and_the_command_for_afterwards(tmp_path: Path) -> None:
     exports = Exports(tmp_path)
-    page = PageSettings(url="https://box.example.org/")
-    exports.settings = exports.settings.model_copy(update={"page": page})
+    (tmp_path / "config.toml").write_text('[page]\nurl = "https://box.example.org/"\n')
+    exports.settings = exports.settings.model_copy(update={"page": load(tmp_path / "config.toml").page})
     job = exports.ends(4, broken="onnx")
     (message,) = rows(exports.journal)
     assert message.kind == "partial" and "it broke" in message.body

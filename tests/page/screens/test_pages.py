@@ -164,6 +164,11 @@ def test_the_page_of_a_run_has_loss_and_figures_with_their_intervals_and_what_to
         assert page.tree.xpath(f"//*[@id='{title}']")[0].text_content().strip(), "a chart is named for who does not see it"
 
 
+def test_a_list_that_is_asked_for_something_unknown_says_so(pages: Pages) -> None:
+    page = pages.get("/jobs?sate=failed")
+    assert page.status == 400 and "'sate'" in page.text and "state, run, since" in page.text
+
+
 def test_a_run_without_figures_says_so_and_states_have_one_name(pages: Pages) -> None:
     page = pages.get("/run?name=waits")
     assert page.status == 200 and "This run has no export with figures yet." in page.text and "give the name of a run" not in page.text
