@@ -168,7 +168,7 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # services' libraries may print
     writing, threads = threading.Lock(), list[threading.Thread]()
     hook.adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: (hook.end_all(), os.killpg(0, signal.SIGKILL)))
+    signal.signal(signal.SIGTERM, _end)
 
     def obey(order: dict[str, Any]) -> None:
         try:
@@ -186,6 +186,12 @@ def main() -> None:
     signal.alarm(int(LIMIT_SECONDS) + 5)  # the daemon may be gone
     for thread in threads:
         thread.join()
+
+
+def _end(*_: object) -> None:
+    """The daemon stops."""
+    hook.end_all()
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
