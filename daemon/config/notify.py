@@ -77,6 +77,8 @@ class TargetSettings(Section):
             raise refusal("webhook and heartbeat are https:// addresses; http:// is for 127.0.0.1, localhost and [::1] alone")
         if any("\0" in word for word in self.command):
             raise refusal("a word of a command has no byte 0")
+        if self.command and "/" in self.command[0] and not self.command[0].startswith("/"):
+            raise refusal("a command begins with an absolute path, or with the name of a program of PATH: it runs in the folder /")
         return self
 
     @property
@@ -114,6 +116,7 @@ class TargetSettings(Section):
 def _is_safe(url: SecretUrl) -> bool:
     try:
         parts = urlsplit(url.get_secret_value())
+        (parts.hostname or "").encode("idna")  # UnicodeError is a ValueError
         return bool(parts.hostname) and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK))
     except ValueError:
         return False

@@ -170,9 +170,12 @@ def _no_peer(peer: str) -> str | None:
     try:
         parts = urlsplit(peer)
         has_port = parts.port is None or parts.port > 0
+        (parts.hostname or "").encode("idna")  # UnicodeError is a ValueError
     except ValueError:
         return "one of them is no address"
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or parts.query or parts.fragment:
+        return "one of them is no address of a page"
+    if re.search(r"[\s\x00-\x1f\x7f]", peer) or not parts.path.isascii():
         return "one of them is no address of a page"
     return "one of them holds a user or a password; tokens belong into the file of page.peer_tokens" if "@" in parts.netloc else None
 

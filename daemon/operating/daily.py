@@ -41,7 +41,7 @@ class Daily:
     def tick(self, at: str) -> None:
         """Tell what happened, where it is time. The first time only the moment is remembered, from which on there is something to tell."""
         moment, last = self.clock(), self.journal.outbox.state_of(CONDITION)
-        if not last:
+        if not last or datetime.fromisoformat(last) > moment:  # the clock was set back: nothing would be told until it is there again
             self.journal.outbox.changed(CONDITION, moment.isoformat(), None)
         elif datetime.fromisoformat(last) < last_time(at, moment):
             since = datetime.fromisoformat(last)

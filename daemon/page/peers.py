@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from daemon.contract.disk.files import check_values
 from daemon.contract.light import dataclass
 from daemon.contract.values import Json
 from daemon.page.context import Context
@@ -23,7 +24,8 @@ from daemon.page.context import Context
 ROUND_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """For name, connection and the whole answer."""
-MOST_BYTES = 4 << 20
+MOST_BYTES, MOST_VALUES = 1 << 20, 40_000
+"""Of an answer."""
 JOBS = 20
 PATH = f"/api/v1/status?jobs={JOBS}"
 
@@ -109,7 +111,7 @@ class Peers:
             problem = f"it gave no answer within {ANSWER_SECONDS:.0f} s"
         except _BadAnswer as error:
             problem = str(error)
-        except (OSError, h11.ProtocolError) as error:
+        except Exception as error:  # whatever it is, the other daemons are asked again
             problem = f"it can't be reached: {_why(error)}"
         if problem is None:
             self._known[address] = LastAnswer(status, datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), None)
@@ -126,7 +128,7 @@ class Peers:
         )
         try:
             token = self._context.page.token_of_peer(address)
-            headers = [("Host", parts.netloc), ("Accept", "application/json"), ("Connection", "close")]
+            headers = [("Host", parts.netloc.encode("idna").decode()), ("Accept", "application/json"), ("Connection", "close")]
             headers += [("Authorization", f"Bearer {token.get_secret_value()}")] if token else []
             connection = h11.Connection(h11.CLIENT)
             request = h11.Request(method="GET", target=f"{parts.path}{PATH}", headers=headers)
@@ -176,6 +178,7 @@ async def _body(connection: h11.Connection, reader: asyncio.StreamReader) -> byt
 
 def _object_in(body: bytes) -> Json:
     try:
+        check_values(body, MOST_VALUES)
         value = json.loads(body)
     except (ValueError, RecursionError):
         value = None

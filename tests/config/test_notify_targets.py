@@ -37,6 +37,8 @@ def write(config: Path, *tables: str) -> Path:
         ('name = "x"\nwebhook = "https://h/S3CRET"', "webhook and secret_file belong together"),
         ('name = "x"\nwebhook = "http://h/S3CRET"\nsecret_file = "secret"', "webhook and heartbeat are https:// addresses"),
         ('name = "x"\nheartbeat = "http://h/S3CRET"', "webhook and heartbeat are https:// addresses"),
+        ('name = "x"\nheartbeat = "https://a..S3CRET/"', "webhook and heartbeat are https:// addresses"),
+        ('name = "x"\ncommand = ["./hook.sh"]', "notify.targets.0: a command begins with an absolute path"),
         ('name = "x"\nurl_file = "nowhere"', "notify.targets.0.url_file: there is no such file"),
         ('name = "x"\nwebhook = "https://h/S3CRET"\nsecret_file = "config.toml"', "notify.targets.0.secret_file: the file is no secret"),
         ('name = "x x"\nurl = "json://S3CRET"', "notify.targets.0.name"),

@@ -14,7 +14,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.overview import overview
 from daemon.journal.rows import Notice
 from daemon.publishing.telling.notifier import Notifier
-from tests.notify.conftest import WAIT, Notify, Targets
+from tests.notify.conftest import WAIT, Notify, Targets, deliver
 from tests.notify.http_receivers import HttpReceiver
 
 Receivers = Callable[..., HttpReceiver]
@@ -97,3 +97,21 @@ def test_an_address_that_does_not_answer_is_said_once_and_its_return_once(
     assert troubles() == [("notify.targets.alive (heartbeat)", None)]
     assert [entry["event"] for entry in logs] == ["a heartbeat did not arrive", "heartbeats arrive again"]
     assert "S3CRET" not in str(logs)
+
+
+def test_a_target_that_becomes_a_heartbeat_takes_no_message_that_waited_and_keeps_no_error_of_before(
+    journal: Journal, receiver: Receivers, targets: Targets, notifier_of: Notify
+) -> None:
+    there = receiver(answers=[500])
+    notifier = notifier_of(targets({"name": "alive", "webhook": there.url}))
+    journal.outbox.announce("title", Notice("failed", "title", "text"))
+    deliver(notifier)
+    assert journal.outbox.pending() == 1
+    with capture_logs() as logs:
+        notifier.adopt(targets({"name": "alive", "heartbeat": there.url, "minutes": 5.0}))
+        rounds(notifier)
+        rounds(notifier)
+    assert [asked.method for asked in there.asked] == ["POST", "GET"] and journal.outbox.pending() == 0
+    with reading(journal.database.path) as connection:
+        assert [(target.target, target.error) for target in overview(connection, 0).targets] == [("notify.targets.alive (heartbeat)", None)]
+    assert [entry["event_id"] for entry in logs] == ["notify.dropped"]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from daemon.journal.journal import Journal
-from daemon.journal.rows import Notice
+from daemon.journal.rows import Message, Notice
 from daemon.publishing.telling import notifier as notify
+from daemon.publishing.telling.sender import Sender
 from tests.notify.conftest import WAIT, Notify, Targets, deliver
 
 Script = Callable[[str], list[str]]
@@ -104,12 +105,27 @@ time.sleep(600)
     assert [alive(int((tmp_path / name).read_text())) for name in ("first", "escaped")] == [False, False]
 
 
+@pytest.mark.parametrize("others", ["", ", env={}"])
 def test_what_a_command_leaves_behind_ends_with_it(
-    journal: Journal, targets: Targets, script: Script, notifier_of: Notify, tmp_path: Path
+    journal: Journal, targets: Targets, script: Script, notifier_of: Notify, tmp_path: Path, others: str
 ) -> None:
-    command = script("left = subprocess.Popen(['sleep', '600'], start_new_session=True)\nopen(here + '/left', 'w').write(str(left.pid))")
+    command = script(
+        f"left = subprocess.Popen(['sleep', '600'], start_new_session=True{others})\nopen(here + '/left', 'w').write(str(left.pid))"
+    )
     assert tell(journal, notifier_of(targets({"name": "hook", "command": command})))[0] == "delivered"
-    assert not alive(int((tmp_path / "left").read_text()))
+    assert not Path("/proc", (tmp_path / "left").read_text()).exists(), "nor is it left as a zombie"
+
+
+def test_the_end_of_a_daemon_ends_a_command_with_all_that_it_started(targets: Targets, script: Script, tmp_path: Path) -> None:
+    code = "left = subprocess.Popen(['sleep', '600'])\nopen(here + '/new', 'w').write(f'{left.pid} {os.getpid()}')\n"
+    settings = targets({"name": "hook", "command": script(code + "os.rename(here + '/new', here + '/pids')\nleft.wait()")})
+    sender, end = Sender(), time.monotonic() + WAIT
+    sender.begin(settings.receivers[0], Message(1, "job", "failed", "title", "body", 0, key="msg_1"))
+    while not (tmp_path / "pids").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    sender.end()
+    assert [alive(int(pid)) for pid in (tmp_path / "pids").read_text().split()] == [False, False]
 
 
 def test_a_command_that_hangs_delays_no_other(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.config.receivers import Receiver
+from daemon.config.receivers import Kind, Receiver
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling import sender as senders
@@ -149,3 +149,16 @@ def test_a_process_that_is_killed_costs_what_it_was_sending_and_nothing_after(
     assert "the sending process ended with -9" in str(outcome_of(held).error)
     go_on.set()
     assert outcome_of(begin(sender[0], f"json://{host}/")).error is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "secret", "said"), [("heartbeat", "", "LocationParseError"), ("webhook", "whsec_S3CRx", "it could not be sent: Error")]
+)
+def test_an_address_or_a_secret_that_breaks_a_library_is_an_outcome_and_costs_no_process(
+    sender: tuple[Sender, list[int]], kind: Kind, secret: str, said: str
+) -> None:
+    broken = Receiver("here", SecretUrl("https://a..S3CRET/path"), kind=kind, secret=SecretUrl(secret))
+    attempt = sender[0].beat(broken) if kind == "heartbeat" else sender[0].begin(broken, Message(1, "job", "failed", "title", "body", 0))
+    error = outcome_of(attempt).error or ""
+    assert error.startswith(said) and "S3CR" not in error
+    assert sender[0]._process is not None and not sender[0]._process.spent

@@ -246,6 +246,19 @@ def test_only_what_lasts_is_told_of_how_the_daemon_is_and_signs_of_life_stop_mea
     assert [kind for kind, _ in kinds(journal)] == ["daemon_unwell", "recovered", "daemon_unwell", "stuck", "recovered"]
 
 
+def test_a_clock_that_was_years_ahead_delays_no_digest(journal: Journal) -> None:
+    now = datetime.now().astimezone()
+    clock = [now.replace(year=now.year + 70, day=1)]
+    daily = Daily(journal, lambda: None, lambda: clock[0])
+    daily.tick("08:00")
+    clock[0] = now
+    daily.tick("08:00")
+    assert rows(journal) == []
+    clock[0] += timedelta(days=1, minutes=1)
+    daily.tick("08:00")
+    assert [message.kind for message in rows(journal)] == ["digest"]
+
+
 def test_a_digest_comes_once_a_day_with_what_ended_since_the_last(tmp_path: Path) -> None:
     exports = Exports(tmp_path)
     clock = [datetime.now().astimezone().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)]

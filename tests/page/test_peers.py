@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -98,7 +99,7 @@ def _dripping(client: socket.socket) -> None:
 
 
 ODD: dict[str, tuple[Callable[[socket.socket], object], str]] = {
-    "endless": (_endless, "more than 4 MiB"),
+    "endless": (_endless, "more than 1 MiB"),
     "dripping": (_dripping, ""),
     "silent": (lambda client: time.sleep(30), "no answer within"),
     "a redirect": (
@@ -107,6 +108,12 @@ ODD: dict[str, tuple[Callable[[socket.socket], object], str]] = {
     "garbage": (lambda client: client.sendall(b"\0\1\2\r\n\r\n"), "can't be reached"),
     "no JSON": (lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[[["), "none of a ckptd"),
     "other JSON": (lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[[]]"), "none of a ckptd"),
+    "many values": (
+        lambda client: client.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + b'{"daemon":{},"x":[' + b"{}," * 299_993 + b"0]}"
+        ),
+        "none of a ckptd",
+    ),
     "half": (lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n{"), "reached"),
 }  # fmt: skip
 
@@ -128,3 +135,35 @@ def test_why_a_peer_can_not_be_reached_is_in_words_that_are_translated(make_site
     wait_until(lambda: "reached" in (first(site)["problem"] or ""))
     chinese = site.ask("/boxes", Accept_Language="zh-CN").body.decode()
     assert "\u8fde\u63a5\u88ab\u62d2\u7edd" in chinese and "onnect" not in chinese.partition("<main")[2]
+
+
+def test_text_that_no_page_can_hold_and_values_of_other_types_break_no_page(make_site: Make) -> None:
+    odd = "\ud800"
+    body = json.dumps({
+        "version": odd, "daemon": {"running": True, "verdict": odd, "unwell": [odd, 1] * 5000}, "counts": {odd: 7, "failed": True, "x": []},
+        "jobs": [1, None, {"state": ["running"]}, {"state": "running", "run": odd, "activity": {}, "step": "x", "left_seconds": 1e308}],
+    }).encode()  # fmt: skip
+    with answering(lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)) as address:
+        site = make_site(peers=[address])
+        wait_until(lambda: first(site)["status"])
+        page = site.ask("/boxes", Accept="text/html")
+        assert page.status == 200 and "?: 7" in page.body.decode() and len(page.body) < 100_000
+
+
+def test_an_address_that_no_connection_can_be_made_of_keeps_no_other_from_being_asked(
+    make_site: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_site(jobs=1)
+    odd = "http://a..b:1"
+    with monkeypatch.context() as before:  # as a configuration of a version that did not look at it
+        before.setattr("daemon.config.page._no_peer", lambda peer: None)
+        site = make_site(peers=[odd, other.origin])
+
+    def second() -> dict[str, Any]:
+        value: dict[str, Any] = site.ask("/api/v1/peers").json["peers"][1]
+        return value
+
+    wait_until(lambda: second()["at"])
+    asked = second()["at"]
+    wait_until(lambda: second()["at"] != asked)
+    assert "can't be reached" in first(site)["problem"]

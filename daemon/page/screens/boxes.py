@@ -10,6 +10,8 @@ from daemon.contract.values import number_at, text_at, value_at, whole_at
 from daemon.page.peers import Peer
 
 MOST_JOBS = 5
+MOST_SAID = 20
+"""Reasons why a daemon is unwell, and states of exports, that are shown."""
 MOST_TEXT = 300
 """Letters of a text that are shown."""
 
@@ -55,13 +57,13 @@ def boxes(peers: tuple[Peer, ...]) -> list[Box]:
 def _box(address: str, status: Mapping[str, Any], at: str | None, age: float | None, problem: str | None) -> Box:
     counts, rows = value_at(status, "counts"), value_at(status, "jobs")
     running = value_at(status, "daemon", "running") is True
-    known = counts.items() if isinstance(counts, dict) else ()
+    states = list(counts)[:MOST_SAID] if isinstance(counts, dict) else []
     unwell = value_at(status, "daemon", "unwell")
     return Box(
         address, _short(text_at(status, "daemon", "host") or ""), _short(text_at(status, "version") or ""),
         _short(text_at(status, "daemon", "verdict") or "") if running else "not running" if status else "",
-        tuple(_short(text) for text in unwell if isinstance(text, str)) if isinstance(unwell, list) else (),
-        {_short(str(state)): count for state, count in known if isinstance(count, int)},
+        tuple(_short(text) for text in unwell[:MOST_SAID] if isinstance(text, str)) if isinstance(unwell, list) else (),
+        {_short(state): count for state in states if (count := whole_at(counts, state)) is not None},
         tuple(_works(rows if isinstance(rows, list) else []))[:MOST_JOBS], at, age, problem,
     )  # fmt: skip
 
@@ -80,4 +82,6 @@ def _works(rows: list[Any]) -> Iterator[Work]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+    """Text that UTF-8 can hold: JSON can say halves of surrogate pairs."""
+    short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+    return short.encode(errors="replace").decode()

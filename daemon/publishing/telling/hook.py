@@ -1,7 +1,8 @@
 """A command that is told: it gets the message as JSON on standard input. Used by the sending process.
 
 Nothing that it starts stays: when it has ended, or its time is over, its process group is ended, and what left that is found by its
-environment, or by becoming a child of this process (`adopt_orphans`).
+environment, or by becoming a child of this process (`adopt_orphans`). A child without that environment may be another command's: it is
+ended when no command runs any more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from daemon.publishing.telling.outcome import Outcome
 
@@ -27,6 +28,8 @@ _ENVIRONMENT = re.compile(r"PATH|HOME|LANG|LC_\w+|TZ|TMPDIR")
 _PDEATHSIG, _SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
 _ROUNDS = 20
+_open: set[str] = set()
+"""Messages whose commands run."""
 
 
 def adopt_orphans() -> None:
@@ -36,6 +39,14 @@ def adopt_orphans() -> None:
 
 def run(command: Sequence[str], limit: float, id: str, event: str, text: str) -> Outcome:
     """Run a command with a message, at most `limit` seconds, and end whatever it started."""
+    _open.add(id)
+    try:
+        return _run(command, limit, id, event, text)
+    finally:
+        _open.discard(id)
+
+
+def _run(command: Sequence[str], limit: float, id: str, event: str, text: str) -> Outcome:
     environment = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
     try:
         process = subprocess.Popen(
@@ -65,8 +76,18 @@ def _end_all(process: subprocess.Popen[bytes], id: str) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
+    _open.discard(id)
+    _end_those(lambda: {*_marked(id), *_ownerless()})
+
+
+def end_all() -> None:
+    """End the commands that run, and whatever they started."""
+    _end_those(_adopted)
+
+
+def _end_those(find: Callable[[], Iterable[int]]) -> None:
     for _ in range(_ROUNDS):  # one that was just being forked is seen in the next
-        left = list(_marked(id))
+        left = list(find())
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -90,3 +111,18 @@ def _marked(id: str) -> Iterator[int]:
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
                 if wanted in file.read().split(b"\0"):
                     yield int(name)
+
+
+def _adopted() -> Iterator[int]:
+    """The children of this process that are in another process group: commands, and what their ends left."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            parent, group = map(int, file.read().rpartition(b")")[2].split()[1:3])
+            if parent == os.getpid() and group != os.getpgrp():
+                yield int(name)
+
+
+def _ownerless() -> list[int]:
+    """The adopted ones where no command runs; what begins after the look is not among them."""
+    adopted = list(_adopted())
+    return [] if _open else adopted

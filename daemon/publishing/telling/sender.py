@@ -29,6 +29,8 @@ from daemon.publishing.telling.outcome import LIMIT_SECONDS, Attempt, Outcome
 
 IDLE_SECONDS = 30.0
 """The process waits so long for another message."""
+END_SECONDS = 2.0
+"""In which it ends the commands that it runs."""
 _PIPE_BYTES = 1 << 20
 """Of orders that wait to be read."""
 _ENVIRONMENT = re.compile(
@@ -175,9 +177,11 @@ class _Process:
 
 
 def _kill(child: subprocess.Popen[bytes], *pipes: IO[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            if child.poll() is None:
+                os.killpg(child.pid, number)
+            child.wait(seconds)
     for pipe in pipes:
         with contextlib.suppress(OSError):
             pipe.close()

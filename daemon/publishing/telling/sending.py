@@ -14,6 +14,7 @@ import functools
 import importlib
 import json
 import logging
+import os
 import re
 import shutil
 import signal
@@ -167,9 +168,13 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # services' libraries may print
     writing, threads = threading.Lock(), list[threading.Thread]()
     hook.adopt_orphans()
+    signal.signal(signal.SIGTERM, _end)
 
     def obey(order: dict[str, Any]) -> None:
-        outcome = deliver(order)
+        try:
+            outcome = deliver(order)
+        except Exception as error:  # without an answer, the message would wait for its limit, and this process get no other
+            outcome = Outcome(f"it could not be sent: {type(error).__name__}")
         with writing, contextlib.suppress(BrokenPipeError):
             answers.write(json.dumps({"id": order["id"], **asdict(outcome)}) + "\n")
             answers.flush()
@@ -181,6 +186,12 @@ def main() -> None:
     signal.alarm(int(LIMIT_SECONDS) + 5)  # the daemon may be gone
     for thread in threads:
         thread.join()
+
+
+def _end(*_: object) -> None:
+    """The daemon stops."""
+    hook.end_all()
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ ROUNDS = 100_000
 
 
 def targets_of(receivers: Sequence[Receiver], salt: bytes) -> dict[str, tuple[Target, Receiver]]:
-    """Digest → target and receiver. One with a name stays the same target whatever address it gets."""
+    """Digest → target and receiver. One with a name stays the same target whatever address it gets, unless that is of
+    heartbeats: those take no messages, so that none may wait for them."""
     targets: dict[str, tuple[Target, Receiver]] = {}
     for receiver in receivers:
         if receiver.name:
-            digest = hashlib.sha256(f"target {receiver.name}".encode()).hexdigest()
+            kind = "heartbeat" if receiver.kind == "heartbeat" else "target"
+            digest = hashlib.sha256(f"{kind} {receiver.name}".encode()).hexdigest()
         else:
             digest = hashlib.pbkdf2_hmac("sha256", receiver.url.get_secret_value().encode(), salt, ROUNDS).hex()
         wants = json.dumps({"on": sorted(receiver.on), "runs": list(receiver.runs)})

@@ -52,7 +52,7 @@ def _ask(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> 
             allow_redirects=False, stream=True, auth=_as_it_is,
         ) as answer:  # fmt: skip
             return outcome_of(answer.status_code, answer.headers.get("retry-after"))
-    except requests.RequestException as error:
+    except Exception as error:  # also what is no RequestException: an address that urllib3 can't read
         return Outcome(without_secrets(f"{type(error).__name__}: {error}", url))
 
 
