@@ -32,6 +32,8 @@ class Filter:
     since: datetime | None = None
     exactly: str | None = None
     """Name of the run, in which nothing stands for anything else."""
+    root: str = ""
+    """The watched directory below which that run lies; any, where nothing is said."""
 
     @classmethod
     def of(cls, run: str, states: Sequence[str], since: str, option: str = "--") -> Filter:
