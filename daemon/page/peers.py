@@ -17,7 +17,7 @@ import h11
 
 from daemon.contract.light import dataclass
 from daemon.contract.values import Json
-from daemon.page.context import Context
+from daemon.page.context import Context, Threads
 
 ROUND_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
@@ -69,6 +69,7 @@ class Peers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._known = dict.fromkeys(context.page.peers, _Known())
+        self._asking = {address: Threads(1) for address in self._known}  # where its name is looked up, which may take any time
         self._secure: Any = None
 
     def view(self) -> PeersAnswer:
@@ -105,7 +106,7 @@ class Peers:
         parts = urlsplit(address)
         host, secure = parts.hostname or "", parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
-        addresses = await self._context.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+        addresses = await self._asking[address].call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
         reader, writer = await asyncio.open_connection(
             str(addresses[0][4][0]), port, ssl=self._certificates() if secure else None, server_hostname=host if secure else None
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -197,3 +200,21 @@ def test_what_is_read_is_known_for_as_long_as_it_is_read_and_no_longer(make_site
         for _ in range(2):  # the second answer is a kept one
             assert site.ask(f"/api/v1/jobs?limit={limit}").status == 200
     assert len(reader._reading) == 0 and len(reader._kept) <= MOST_KEPT
+
+
+def test_health_is_said_while_nothing_else_can_be_read(make_site: Make) -> None:
+    site = make_site(jobs=3)
+    server, answered = site.page._server, threading.Event()
+    assert server is not None and server._context is not None and server._loop is not None
+    held = [asyncio.run_coroutine_threadsafe(server._context.call(answered.wait, 60), server._loop) for _ in range(20)]
+    try:
+        with ThreadPoolExecutor() as others:
+            status = others.submit(site.ask, "/api/v1/status")
+            for _ in range(3):
+                assert {site.ask(path).status for path in ("/healthz", "/readyz")} <= {200, 503}
+            assert not status.done()
+            answered.set()
+            assert status.result().status == 200
+    finally:
+        answered.set()
+    assert all(each.result(20) for each in held)

@@ -107,3 +107,28 @@ def test_what_a_peer_does_is_said_and_holds_nothing_up(make_site: Make, kind: st
         wait_until(lambda: (first(site)["problem"] or "").count("not been asked") == 0)
         assert said in first(site)["problem"] and first(site)["status"] is None
         assert site.ask("/api/v1/status").status == 200
+
+
+def test_a_name_that_nobody_looks_up_takes_a_thread_of_its_own_and_never_two(make_site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.3)
+    look_up, answered, asked = socket.getaddrinfo, threading.Event(), list[object]()
+
+    def hang(host: object, *rest: Any, **named: Any) -> Any:
+        if not str(host).endswith(".example"):
+            return look_up(host, *rest, **named)  # type: ignore[arg-type]
+        asked.append(host)
+        answered.wait(60)
+        raise OSError("no name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    other = make_site()
+    names = [f"http://silent-{number}.example" for number in range(6)]
+    site = make_site(peers=[other.origin, *names])
+    try:
+        wait_until(lambda: all(peer["problem"] and "no answer" in peer["problem"] for peer in site.ask("/api/v1/peers").json["peers"][1:]))
+        age = first(site)["at"]
+        wait_until(lambda: first(site)["at"] != age)  # rounds later
+        assert first(site)["problem"] is None and site.ask("/api/v1/status").status == 200
+        assert len(asked) == len(names)
+    finally:
+        answered.set()
