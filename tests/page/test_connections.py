@@ -124,13 +124,17 @@ def test_connections_leave_the_daemon_its_share_of_few_handles(tmp_path: Path) -
     try:
         port = int(process.stdout.readline().rpartition(":")[2])
         with contextlib.ExitStack() as stack:
+            for _ in range(20):  # streams, which are not idle
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                client.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert client.recv(100)
             for _ in range(100):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             for _ in range(5):
-                client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-                client.request("GET", "/api/v1/runs")
-                assert client.getresponse().status == 200
-                client.close()
+                asking = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                asking.request("GET", "/api/v1/runs")
+                assert asking.getresponse().status == 200
+                asking.close()
             assert len(os.listdir(f"/proc/{process.pid}/fd")) <= 48
     finally:
         process.kill()
