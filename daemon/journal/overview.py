@@ -169,12 +169,15 @@ def jobs_before(
     since: str,
     is_run: Callable[[str], bool] | None,
     run: str | None = None,
+    root: str = "",
     *,
     by_end: bool = False,
 ) -> Iterator[Place]:
     """Yield the places of jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a
-    checkpoint taken at `since` or later, or `by_end` that ended then, of runs that `is_run` takes, or of `run` alone. Raises LookupError
-    where there is no job `before`.
+    checkpoint taken at `since` or later, or `by_end` that ended then, of runs that `is_run` takes, or of `run` alone, below `root` if that
+    is given.
+
+    Raises LookupError where there is no job `before`.
     """
     last = None
     if before is not None:
@@ -189,6 +192,8 @@ def jobs_before(
     values = (since, *([last[0]] if last else []), *states)
     if run is not None:
         wanted, values = [*wanted, "run = ?"], (*values, run)
+    if root:
+        wanted, values = [*wanted, "root = ?"], (*values, root)
     if is_run is not None:
         connection.create_function("is_run", 1, is_run, deterministic=True)
         wanted.append("is_run(run)")

@@ -79,13 +79,19 @@ def refusal(status: int, error: str, remedy: str | None = None, *, headers: Mapp
     return Response(json_of({"error": error, "remedy": remedy}), status, headers, JSON)
 
 
+def status_of(error: CkptdError) -> int:
+    """The status of an answer that says one of our own errors."""
+    if not isinstance(error, UsageError):
+        return 503
+    code = error.fault.code
+    return 404 if code in _UNKNOWN else 409 if code in (FaultCode.WRONG_STATE, FaultCode.NOTHING_TO_RETRY) else 400
+
+
 def refusal_of(error: CkptdError) -> Response:
     """The same of one of our own errors."""
     fault = error.fault
-    unknown = 404 if fault.code in _UNKNOWN else 409 if fault.code in (FaultCode.WRONG_STATE, FaultCode.NOTHING_TO_RETRY) else 400
-    status = unknown if isinstance(error, UsageError) else 503
     headers = {"Retry-After": "5"} if isinstance(error, Retryable) else None
-    return refusal(status, fault.sentence().partition(" Fix: ")[0], fault.remedy or None, headers=headers)
+    return refusal(status_of(error), fault.sentence().partition(" Fix: ")[0], fault.remedy or None, headers=headers)
 
 
 def refuse_unknown(request: Request, known: Sequence[str]) -> None:

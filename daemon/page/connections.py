@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_CONNECTIONS = 128
+MOST_CONNECTIONS, LEAST_CONNECTIONS = 128, 4
 """Of all clients together; for another one the longest idle goes."""
+SHARE = 4
+"""The part of the file handles of this process that its connections may take is the SHARE-th."""
 BACKLOG = 128
-"""Connections that the kernel keeps until they are accepted: no more are accepted at a time."""
+"""Connections that the kernel keeps until they are accepted."""
+ACCEPTED = 8
+"""Of these are accepted at a time, before those that are too many go."""
 REQUEST_SECONDS = 10.0
 """For head and body of a request, from the connection or the answer before it on."""
 HEAD_BYTES = 16 << 10
 _SENDS = (h11.IDLE, h11.SEND_BODY)
+
+
+def most_connections() -> int:
+    """How many there may be, by the file handles that this process may have."""
+    handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if handles == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(LEAST_CONNECTIONS, handles // SHARE))
 
 
 class Connection(H11Protocol):
@@ -32,7 +43,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take it, in place of an idle one where there are too many."""
-        if len(self.connections) >= MOST_CONNECTIONS and not self._make_room():
+        if len(self.connections) >= most_connections() and not self._make_room():
             transport.abort()
             self.transport = transport
             return

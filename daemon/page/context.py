@@ -26,6 +26,44 @@ P = ParamSpec("P")
 T = TypeVar("T")
 READING_THREADS = 4
 """Threads that read for requests; a disk that does not answer holds these, and never the daemon's."""
+HEALTH_THREADS = 2
+
+
+class Threads:
+    """Calls what may wait, so many at a time, each in a thread that nobody waits for when the daemon ends; those of a pool would be."""
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    async def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """What a function gives, or raises, in the language of this request. A place is free again when the function has ended, even where
+        its caller waits no more."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        run = contextvars.copy_context().run
+
+        def end(take: Callable[[Any], None], value: object) -> None:
+            self._free.release()
+            if not answer.done():
+                take(value)
+
+        def work() -> None:
+            take: Callable[[Any], None] = answer.set_result
+            value: object
+            try:
+                value = run(function, *arguments, **named)
+            except BaseException as error:
+                take, value = answer.set_exception, error
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(end, take, value)
+
+        try:
+            threading.Thread(target=work, name="page-read", daemon=True).start()
+        except BaseException:  # no thread can be had now
+            self._free.release()
+            raise
+        return await answer
 
 
 class Context:
@@ -40,7 +78,9 @@ class Context:
         self.tries = Tries()
         self.closing = asyncio.Event()
         """Set when the server ends: streams end then."""
-        self._free = asyncio.Semaphore(READING_THREADS)
+        self._reading = Threads(READING_THREADS)
+        self.health = Threads(HEALTH_THREADS)
+        """Of their own: what holds up the others is no reason to restart the daemon."""
 
     @property
     def page(self) -> PageSettings:
@@ -53,29 +93,8 @@ class Context:
             log.warning("a wrong token was given to the page", event_id=Event.PAGE_REFUSED, client=client.address)
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call what may wait for a disk, outside of the server's loop, in the language of this request.
-
-        Each call has a thread that nobody waits for when the daemon ends; those of a pool would be.
-        """
-        async with self._free:
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[T] = loop.create_future()
-            run = contextvars.copy_context().run
-
-            def give(take: Callable[[Any], None], value: object) -> None:
-                with contextlib.suppress(RuntimeError):  # the server has ended
-                    loop.call_soon_threadsafe(lambda: None if answer.done() else take(value))
-
-            def work() -> None:
-                try:
-                    value = run(function, *arguments, **named)
-                except BaseException as error:
-                    give(answer.set_exception, error)
-                else:
-                    give(answer.set_result, value)
-
-            threading.Thread(target=work, name="page-read", daemon=True).start()
-            return await answer
+        """Call what may wait for a disk, outside of the server's loop, in the language of this request."""
+        return await self._reading.call(function, *arguments, **named)
 
 
 def context_of(request: Request) -> Context:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -22,7 +22,7 @@ from daemon.operating import steering
 from daemon.operating.monitoring.status import JobDetails
 from daemon.page.answers import answer, in_language, refusal
 from daemon.page.context import Context, context_of
-from daemon.page.login import here
+from daemon.page.login import fields_of, here
 from daemon.system.logger import Logger
 
 log = Logger("page")
@@ -37,7 +37,7 @@ SAID_SECONDS, MOST_SAID = 20, 1200
 def _endpoint(action: str) -> Callable[[Request], Awaitable[Response]]:
     async def steer(request: Request) -> Response:
         context, client = context_of(request), request.scope["state"]["who"]
-        fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
+        fields = fields_of(await request.body())
         wanted = request.path_params.get("id")
         for_people = "text/html" in request.headers.get("accept", "")
         speaks = in_language(request) if for_people else contextlib.nullcontext()

@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from daemon.page.answers import refusal
+from daemon.page.connections import most_connections
 from daemon.page.context import Context
 
 LOOK_SECONDS = 1.0
@@ -22,6 +23,11 @@ REST_SECONDS = 2.0
 BEAT_SECONDS = 15.0
 """Between two signs that the stream lives; a proxy ends one that says nothing for long."""
 MOST_STREAMS = 32
+
+
+def most_streams() -> int:
+    """How many there may be: of the connections, half are left for what is asked."""
+    return min(MOST_STREAMS, most_connections() // 2)
 
 
 class Feed:
@@ -35,7 +41,7 @@ class Feed:
     @property
     def is_full(self) -> bool:
         """Whether no further stream may begin."""
-        return len(self._streams) >= MOST_STREAMS
+        return len(self._streams) >= most_streams()
 
     async def lines(self) -> AsyncIterator[str]:
         """Yield the text of a stream until the server ends."""
@@ -79,7 +85,7 @@ async def events(request: Request) -> Response:
     """Return a stream that says when to look again."""
     feed: Feed = request.app.state.feed
     if feed.is_full:
-        return refusal(503, f"{MOST_STREAMS} pages are open already", "close some of them", headers={"Retry-After": "30"})
+        return refusal(503, f"{most_streams()} pages are open already", "close some of them", headers={"Retry-After": "30"})
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     return StreamingResponse(feed.lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

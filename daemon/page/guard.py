@@ -149,7 +149,10 @@ def _is_from_here(headers: Headers) -> bool:
     if fetched is not None:
         return fetched == "same-origin"
     if origin is not None:
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+        try:
+            return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+        except ValueError:  # no address
+            return False
     return bearer(headers) is not None and "cookie" not in headers
 
 

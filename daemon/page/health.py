@@ -19,14 +19,14 @@ OPEN = ("/healthz", "/readyz")
 async def healthz(request: Request) -> Response:
     """Return 200 while the daemon makes its rounds."""
     context = context_of(request)
-    daemon = await context.call(context.reader.daemon)
+    daemon = await context.health.call(context.reader.daemon)
     return _word(daemon.lives)
 
 
 async def readyz(request: Request) -> Response:
     """Return 200 while the daemon takes work."""
     context = context_of(request)
-    daemon = await context.call(context.reader.daemon)
+    daemon = await context.health.call(context.reader.daemon)
     return _word(daemon.lives and daemon.is_ready)
 
 

@@ -19,7 +19,7 @@ import h11
 from daemon.contract.disk.files import check_values
 from daemon.contract.light import dataclass
 from daemon.contract.values import Json
-from daemon.page.context import Context
+from daemon.page.context import Context, Threads
 
 ROUND_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
@@ -81,6 +81,7 @@ class Peers:
         known = {address: answers.get(address, LastAnswer()) for address in context.page.peers}
         answers.clear()
         answers.update(known)
+        self._asking = {address: Threads(1) for address in known}  # where its name is looked up, which may take any time
         self._secure: Any = None
 
     def view(self) -> PeersAnswer:
@@ -122,7 +123,7 @@ class Peers:
         parts = urlsplit(address)
         host, secure = parts.hostname or "", parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
-        addresses = await self._context.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+        addresses = await self._asking[address].call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
         reader, writer = await asyncio.open_connection(
             str(addresses[0][4][0]), port, ssl=self._certificates() if secure else None, server_hostname=host if secure else None
         )

@@ -6,7 +6,6 @@ An answer is kept for a second: ten open pages cost as many reads as one. Every 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 
 from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
-from daemon.contract.disk.files import read_bounded
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.elsewhere import ORDERS
@@ -31,12 +29,11 @@ from daemon.operating.monitoring.meant import attempted_at, find_job
 from daemon.operating.monitoring.pages import JobsPage, RunsPage, jobs_page, runs_page
 from daemon.operating.monitoring.run_quality import RunQuality, quality_in_journal
 from daemon.operating.monitoring.status import JobDetails, Snapshot, snapshot
+from daemon.page.screens.outputs import REPORT_JSON, report_of
 from daemon.running.cluster.by_stage import tail_of
 
 T = TypeVar("T")
 FRESH_SECONDS = 1.0
-MOST_OF_REPORT = 64 << 20
-"""Bytes of a report that is read."""
 MOST_RUNS = 1_000_000
 MOST_KEPT = 64
 """Answers that are kept; the oldest goes first."""
@@ -111,9 +108,8 @@ class Reader:
     def report(self, wanted: str) -> bytes:
         """The report of an export, as JSON. Raises UsageError where there is none."""
         job = self.job(wanted)
-        if job.report_file is not None:
-            with contextlib.suppress(OSError, ValueError):
-                return read_bounded(Path(job.report_file), MOST_OF_REPORT)
+        if (report := report_of(job, REPORT_JSON)) is not None:
+            return report
         raise UsageError(
             FaultCode.NO_REPORT,
             f"show the report of {job.id}",
@@ -149,21 +145,25 @@ class Reader:
         with self._lock:
             reading = self._reading.setdefault(key, threading.Lock())
         with reading:
-            with self._lock:
-                kept = self._kept.get(key)
-            if kept is None or time.monotonic() - kept[0] >= FRESH_SECONDS:
-                try:
-                    kept = (time.monotonic(), read())
-                finally:
-                    with self._lock:
-                        self._reading.pop(key, None)
+            try:
                 with self._lock:
-                    self._kept.pop(key, None)
-                    self._kept[key] = kept
-                    while len(self._kept) > MOST_KEPT:
-                        del self._kept[next(iter(self._kept))]
+                    kept = self._kept.get(key)
+                if kept is None or time.monotonic() - kept[0] >= FRESH_SECONDS:
+                    kept = (time.monotonic(), read())
+                    self._keep(key, kept)
+            finally:
+                with self._lock:
+                    if self._reading.get(key) is reading:
+                        del self._reading[key]
         value: T = kept[1]
         return value
+
+    def _keep(self, key: tuple[Any, ...], kept: tuple[float, Any]) -> None:
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = kept
+            while len(self._kept) > MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
 
 
 def _times(path: Path) -> tuple[int, int]:

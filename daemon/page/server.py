@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import threading
+import time
+from typing import Any
 
 import uvicorn
 
 from daemon.config.settings import Settings
+from daemon.contract.faults.events import Event
 from daemon.operating.outward import Serving
 from daemon.page.app import make_app
-from daemon.page.connections import BACKLOG, HEAD_BYTES, Connection
+from daemon.page.connections import ACCEPTED, BACKLOG, HEAD_BYTES, Connection
 from daemon.page.context import Context
 from daemon.page.peers import LastAnswer, Peers
+from daemon.system.logger import Logger
+
+log = Logger("page")
 
 KEEP_ALIVE_SECONDS = 20
 GRACE_SECONDS = 1
 """For answers that are being given when the server ends."""
 DATE_SECONDS = 1.0
+SAY_SECONDS = 60.0
+"""Between two lines in the log that say the same."""
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -30,12 +40,34 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._end = end
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; what asyncio takes for the kernel's queue is also how many connections it accepts at a time."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
     async def main_loop(self) -> None:
         """Serve until the end, with the right time in the header Date."""
         while not self._end.is_set():
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._end.wait(), DATE_SECONDS)
+
+
+class Unaccepted:
+    """What the loop says of errors that nobody awaits: that no connection could be accepted, once a minute; all else as ever."""
+
+    def __init__(self) -> None:
+        self._said: float | None = None
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say it."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _NOTHING_LEFT):
+            loop.default_exception_handler(context)
+        elif self._said is None or time.monotonic() - self._said >= SAY_SECONDS:
+            self._said = time.monotonic()
+            log.error("the page could accept no connection, and goes on trying", event_id=Event.PAGE_FAILED, why=error.strerror)
 
 
 class Server:
@@ -71,6 +103,7 @@ class Server:
 
     async def _run(self) -> None:
         context = Context(self._serving)
+        asyncio.get_running_loop().set_exception_handler(Unaccepted())
         with self._lock:
             self._loop, self._context = asyncio.get_running_loop(), context
             if self._closed:
@@ -78,7 +111,7 @@ class Server:
         peers = Peers(context, self._answers)
         config = uvicorn.Config(
             make_app(context, peers), http=Connection, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-            proxy_headers=False, server_header=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            proxy_headers=False, server_header=False, backlog=ACCEPTED, timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
         asking = asyncio.create_task(peers.run())

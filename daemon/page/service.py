@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import threading
 import time
 from dataclasses import replace
@@ -139,7 +140,8 @@ class PageService:
         listen = self._serving.settings.page.listen
         causes = {
             errno.EADDRINUSE: "another program listens there", errno.EACCES: "this user may not listen there",
-            errno.EADDRNOTAVAIL: "this machine has no such address", errno.EAFNOSUPPORT: "the service may use no network",
+            errno.EADDRNOTAVAIL: "this machine has no such address",
+            errno.ENOTSOCK: "a file that is no socket is there", errno.EAFNOSUPPORT: "the service may use no network",
         }  # fmt: skip
         cause = causes.get(error.errno or 0, error.strerror or str(error))
         remedy = f"change page.listen, or what keeps it from there; it is tried again every {AGAIN_SECONDS:.0f} s, and exports go on"
@@ -156,9 +158,7 @@ def _same(before: PageSettings, after: PageSettings) -> bool:
 def _listener(address: Address) -> socket.socket:
     """A socket that is bound. Raises OSError."""
     if address.path:
-        with contextlib.suppress(FileNotFoundError):
-            if not _answers(address.path):
-                os.unlink(address.path)
+        _make_way(address.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
@@ -177,13 +177,25 @@ def _listener(address: Address) -> socket.socket:
     return listener
 
 
+def _make_way(path: str) -> None:
+    """Remove the socket that an earlier daemon left there, and nothing else. Raises OSError where another file has the name."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), path)
+        if not _answers(path):
+            os.unlink(path)
+
+
 def _answers(path: str) -> bool:
-    """Whether a program listens on this socket; one that is left of an earlier daemon may go."""
+    """Whether a program listens on this socket, be it one that is too busy to take a connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        trial.setblocking(False)  # where the queue is full, the answer comes at once
         try:
             trial.connect(path)
         except ConnectionRefusedError:
             return False
+        except BlockingIOError:
+            return True
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,3 +81,14 @@ def test_what_a_scheduler_says_stands_in_for_a_log_that_is_not_seen(tmp_path: Pa
     if not hidden:
         stage.log.touch()
     assert list(stage.lines()) == [(1, "begun"), (1, "no such interpreter"), (1, "the log")]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_plain_file_is_not_read_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    stage = Stage(tmp_path, "attempt")
+    (tmp_path / "other").write_text("of another file\n")
+    if kind == "link":
+        stage.log.symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(stage.log)
+    assert list(stage.lines(forever=False)) == []

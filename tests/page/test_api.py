@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +18,7 @@ from daemon.contract.disk.attempt_files import LOG_FILE
 from daemon.journal.rows import now
 from daemon.operating.monitoring.status import snapshot
 from daemon.page import api
+from daemon.page.reader import MOST_KEPT
 from tests.page.conftest import Site
 from tests.page.filled import RUNS
 from tests.words import openapi
@@ -170,9 +174,18 @@ def test_the_report_of_an_export_is_given_as_it_is(make_site: Make) -> None:
     target = site.folder / "out" / "run-01"
     target.mkdir(parents=True)
     (target / "report.json").write_text('{"schema_version": 1}')
+    (target / "MANIFEST.json").write_text(json.dumps({"export_id": JOB, "files": [{"path": "report.json"}]}))
     site.journal.database.write("target", lambda c: c.execute("UPDATE job SET target = ? WHERE id = ?", (str(target), JOB)))
     answer = site.ask(f"/api/v1/jobs/{JOB}/report")
     assert answer.status == 200 and answer.json == {"schema_version": 1}
+    (site.folder / "secret").write_text('{"secret": 1}')
+    (target / "report.json").unlink()
+    (target / "report.json").symlink_to(site.folder / "secret")
+    assert site.ask(f"/api/v1/jobs/{JOB}/report").status == 404
+    (target / "report.json").unlink()
+    (target / "report.json").write_text('{"schema_version": 1}')
+    (target / "MANIFEST.json").unlink()
+    assert site.ask(f"/api/v1/jobs/{JOB}/report").status == 404
 
 
 def test_names_of_runs_may_hold_anything(make_site: Make) -> None:
@@ -189,3 +202,32 @@ def test_names_of_runs_may_hold_anything(make_site: Make) -> None:
 def test_figures_are_given_as_the_daemon_makes_them(make_site: Make) -> None:
     answer = make_site().ask("/metrics", Accept="application/openmetrics-text")
     assert answer.body == b"# application/openmetrics-text\n" and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_what_is_read_is_known_for_as_long_as_it_is_read_and_no_longer(make_site: Make) -> None:
+    site = make_site(jobs=3)
+    server = site.page._server
+    assert server is not None and server._context is not None
+    reader = server._context.reader
+    for limit in range(1, 100):
+        for _ in range(2):  # the second answer is a kept one
+            assert site.ask(f"/api/v1/jobs?limit={limit}").status == 200
+    assert len(reader._reading) == 0 and len(reader._kept) <= MOST_KEPT
+
+
+def test_health_is_said_while_nothing_else_can_be_read(make_site: Make) -> None:
+    site = make_site(jobs=3)
+    server, answered = site.page._server, threading.Event()
+    assert server is not None and server._context is not None and server._loop is not None
+    held = [asyncio.run_coroutine_threadsafe(server._context.call(answered.wait, 60), server._loop) for _ in range(20)]
+    try:
+        with ThreadPoolExecutor() as others:
+            status = others.submit(site.ask, "/api/v1/status")
+            for _ in range(3):
+                assert {site.ask(path).status for path in ("/healthz", "/readyz")} <= {200, 503}
+            assert not status.done()
+            answered.set()
+            assert status.result().status == 200
+    finally:
+        answered.set()
+    assert all(each.result(20) for each in held)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import resource
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from daemon.config.places.paths import prepare
 from daemon.page import connections
 from tests.page.conftest import Site, wait_until
 
@@ -107,3 +113,49 @@ def test_a_connection_serves_several_requests(make_site: Make) -> None:
         first = connection.sock
         assert first is not None
     connection.close()
+
+
+def test_connections_leave_the_daemon_its_share_of_few_handles(tmp_path: Path) -> None:
+    state = prepare(tmp_path / "state", tmp_path / "out").state
+    command = [sys.executable, "-m", "tests.page.screens.serving", str(state), str(tmp_path / "out"), "0"]
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", limited, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline().rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):  # streams, which are not idle
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                client.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert client.recv(100)
+            for _ in range(100):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            for _ in range(5):
+                asking = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                asking.request("GET", "/api/v1/runs")
+                assert asking.getresponse().status == 200
+                asking.close()
+            assert len(os.listdir(f"/proc/{process.pid}/fd")) <= 48
+    finally:
+        process.kill()
+        said = process.communicate()[0]
+    assert said == ""
+
+
+def test_that_nothing_can_be_accepted_is_said_once_and_goes_by(make_site: Make, caplog: pytest.LogCaptureFixture) -> None:
+    site = make_site()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        lines = stack.enter_context(capture_logs())
+        clients = [stack.enter_context(socket.socket()) for _ in range(50)]
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(clients[0].fileno()))
+        for client in clients:
+            client.connect(("127.0.0.1", site.port))
+        time.sleep(2.5)  # it tries again each second
+    assert [line["event"] for line in lines] == ["the page could accept no connection, and goes on trying"]
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+    wait_until(lambda: site.is_up)

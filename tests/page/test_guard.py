@@ -211,3 +211,11 @@ def test_no_path_leads_out_of_what_the_page_shows(make_site: Make, path: str) ->
     answer = site.ask(path)
     assert answer.status in (200, 400, 404) and b"root:" not in answer.body and b"SQLite" not in answer.body
     assert answer.status != 200 or answer.json == {"jobs": [], "next": None}
+
+
+def test_what_is_no_form_and_no_address_is_refused(make_site: Make) -> None:
+    site = make_site(token=TOKEN)
+    form = {"Origin": site.origin, "Content_Type": "application/x-www-form-urlencoded"}
+    assert site.ask("/login", "POST", "&".join(f"a{number}=1" for number in range(20)), **form).status == 403
+    assert site.ask("/login", "POST", f"token={TOKEN}", **{**form, "Origin": "http://["}).status == 403
+    assert sign_in(site).status == 303

@@ -167,3 +167,28 @@ def test_an_address_that_no_connection_can_be_made_of_keeps_no_other_from_being_
     asked = second()["at"]
     wait_until(lambda: second()["at"] != asked)
     assert "can't be reached" in first(site)["problem"]
+
+
+def test_a_name_that_nobody_looks_up_takes_a_thread_of_its_own_and_never_two(make_site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.3)
+    look_up, answered, asked = socket.getaddrinfo, threading.Event(), list[object]()
+
+    def hang(host: object, *rest: Any, **named: Any) -> Any:
+        if not str(host).endswith(".example"):
+            return look_up(host, *rest, **named)  # type: ignore[arg-type]
+        asked.append(host)
+        answered.wait(60)
+        raise OSError("no name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    other = make_site()
+    names = [f"http://silent-{number}.example" for number in range(6)]
+    site = make_site(peers=[other.origin, *names])
+    try:
+        wait_until(lambda: all(peer["problem"] and "no answer" in peer["problem"] for peer in site.ask("/api/v1/peers").json["peers"][1:]))
+        age = first(site)["at"]
+        wait_until(lambda: first(site)["at"] != age)  # rounds later
+        assert first(site)["problem"] is None and site.ask("/api/v1/status").status == 200
+        assert len(asked) == len(names)
+    finally:
+        answered.set()

@@ -53,6 +53,11 @@ def page_of(service: Service) -> dict[str, str | None]:
     return service.status()["daemon"]["page"] or {}
 
 
+def problem_of(site: Site) -> str:
+    state = site.page.state()
+    return (state.problem or "") if state is not None else ""
+
+
 def configure(service: Service, text: str) -> None:
     before = service.config.read_text().partition("[page]")[0]
     service.config.write_text(f"{before}[page]\n{text}")
@@ -165,3 +170,31 @@ def test_a_socket_serves_as_a_port_does_and_one_that_a_dead_daemon_left_is_repla
 
     wait_until(lambda: ask().startswith(b"HTTP/1.1 200"))
     assert path.stat().st_mode & 0o777 == 0o660
+
+
+def test_a_file_where_the_socket_should_be_is_kept_and_named(make_site: Make, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("of a person")
+    site = make_site()
+    site.page.adopt(site.with_page(listen=f"unix:{path}"))
+    wait_until(lambda: "a file that is no socket is there" in problem_of(site))
+    assert path.read_text() == "of a person"
+
+
+def test_a_socket_whose_program_takes_no_connection_is_not_waited_for(make_site: Make, request: pytest.FixtureRequest) -> None:
+    folder = tempfile.mkdtemp(dir="/tmp")
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    path = Path(folder, "page.sock")
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # until its queue is full
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        site = make_site()
+        site.page.adopt(site.with_page(listen=f"unix:{path}"))
+        wait_until(lambda: "another program listens there" in problem_of(site))
+    assert path.is_socket()

@@ -65,10 +65,11 @@ def fsync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_plain(path: Path) -> io.BufferedReader:
-    """A file opened for reading. OSError; ValueError when it is no regular file, after which nothing of it was read."""
+def open_plain(path: Path, *, links: bool = True) -> io.BufferedReader:
+    """A file opened for reading. OSError, for a link too unless `links`; ValueError when it is no regular file, after which nothing of it
+    was read."""
     # Not blocking, since a pipe under the file's name would never open.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ValueError("it is not a regular file")

@@ -6,11 +6,13 @@ job stands in its place.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from daemon.contract.disk.answers import ask
+from daemon.contract.disk.files import open_plain
 
 LOOK_SECONDS = 0.5
 _BLOCK = 1 << 20
@@ -74,22 +76,27 @@ class _Reader:
             yield LogLine(self.number, line)
 
     def _lines(self, *, last: bool) -> list[str]:
-        data = b""
-        with contextlib.suppress(OSError), open(self._log, "rb") as stream:
+        try:
+            first, data, end = ask(str(self._log), self._read)
+        except (OSError, TimeoutError, ValueError):
+            return []
+        if not end:
+            return []
+        self._offset = end  # here, not where it is read: an answer that comes too late is asked for again
+        *lines, self._half = ((b"" if first else self._half) + data.replace(b"\0", b"")).split(b"\n")  # zeros of a hole in its middle
+        if last and self._half:
+            lines, self._half = [*lines, self._half], b""
+        whole = [line.decode(errors="replace") for line in lines]
+        return whole[len(whole) - min(self._tail, len(whole)) :] if first else whole
+
+    def _read(self) -> tuple[bool, bytes, int]:
+        """Whether it is read for the first time, what is new, and where that ends. Raises OSError; ValueError where it is no plain file."""
+        with open_plain(self._log, links=False) as stream:
             size = stream.seek(0, 2)
             first = self._offset is None or size < self._offset  # not read yet, or its middle was cut out
-            if size:
-                stream.seek(max(0, size - _BLOCK) if first else self._offset or 0)
-                data = stream.read()
-                self._half = b"" if first else self._half
-                self._offset = stream.tell()
-                data = self._half + data.replace(b"\0", b"")  # of a hole in its middle
-                *lines, self._half = data.split(b"\n")
-                if last and self._half:
-                    lines, self._half = [*lines, self._half], b""
-                whole = [line.decode(errors="replace") for line in lines]
-                return whole[len(whole) - min(self._tail, len(whole)) :] if first else whole
-        return []
+            stream.seek(max(0, size - _BLOCK) if first else self._offset or 0)
+            data = stream.read() if size else b""
+            return first, data, stream.tell() if size else 0
 
     def _words_of_scheduler(self) -> list[str]:
         before, self._said = self._said, self._scheduler(self._log)

@@ -34,6 +34,8 @@ class Filter:
     """Name of the run, in which nothing stands for anything else."""
     by_end: bool = False
     """Whether `since` asks when an export ended, where it has ended, and not when its checkpoint was taken."""
+    root: str = ""
+    """The watched directory below which that run lies; any, where nothing is said."""
 
     @classmethod
     def of(cls, run: str, states: Sequence[str], since: str, option: str = "--", *, by_end: bool = False) -> Filter:

@@ -50,7 +50,9 @@ def jobs_page(state: Path, wanted: Filter, limit: int, before: str | None = None
 
     def select(connection: Connection) -> Iterator[Place]:
         try:
-            yield from jobs_before(connection, before, wanted.journal_states, since, is_run, wanted.exactly, by_end=wanted.by_end)
+            yield from jobs_before(
+                connection, before, wanted.journal_states, since, is_run, wanted.exactly, wanted.root, by_end=wanted.by_end
+            )
         except LookupError:
             raise UsageError(
                 FaultCode.NO_SUCH_JOB, "show the page", f"there is no job {before!r} after which it begins", "begin with the first page"

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from daemon.config.places.paths import StatePaths
 from daemon.contract.disk.answers import ask
 from daemon.contract.disk.export_layout import MANIFEST, MANIFEST_LIMIT
+from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.text import printable_lines
 from daemon.contract.light import dataclass
 from daemon.contract.values import text_at, whole_at
@@ -27,8 +27,9 @@ from daemon.operating.monitoring.status import AttemptStatus, JobDetails
 
 FAILED = ".failed"
 REPORT_PAGE = "report.html"
-MOST_OF_PAGE = 32 << 20
-"""Bytes of a report's page, which has the texts of all samples."""
+REPORT_JSON = "report.json"
+MOST_OF_REPORT = 64 << 20
+"""Bytes of a report, which has the texts of all samples."""
 SOME_OF_LOG, MOST_OF_LOG = 32 << 10, 2 << 20
 """Bytes of a log's end that are shown at first, and at most."""
 SECONDS = 3.0
@@ -98,13 +99,13 @@ def _entries(manifest: Any, id: str) -> Iterator[PublishedFile]:
             yield PublishedFile(path, whole_at(row, "size"), text_at(row, "sha256"))
 
 
-def report_page(job: JobDetails) -> bytes | None:
-    """The page of its report, which the manifest must name; None where there is none."""
+def report_of(job: JobDetails, name: str) -> bytes | None:
+    """Its report as a page or as JSON, which the manifest must name; None where there is none."""
     named = files_of(job)
-    if named is None or REPORT_PAGE not in {file.path for file in named}:
+    if named is None or name not in {file.path for file in named}:
         return None
     with contextlib.suppress(OSError, TimeoutError, ValueError):
-        return _bounded(Path(job.target), REPORT_PAGE, MOST_OF_PAGE)
+        return _bounded(Path(job.target), name, MOST_OF_REPORT)
     return None
 
 
@@ -112,39 +113,23 @@ def _bounded(folder: Path, name: str, most: int) -> bytes:
     """A plain file of a folder. Raises OSError, TimeoutError, and ValueError for what is none, or is too long."""
 
     def read() -> bytes:
-        with _opened(folder / name) as (descriptor, size):
-            if size > most:
-                raise ValueError(f"{name} has {size} bytes")
-            data = b""
-            while block := os.read(descriptor, 1 << 20):
-                data += block
-                if len(data) > most:
-                    raise ValueError(f"{name} grows")
-            return data
+        with open_plain(folder / name, links=False) as stream:
+            data = stream.read(most + 1)
+        if len(data) > most:
+            raise ValueError(f"{name} has more than {most} bytes")
+        return data
 
     return ask(str(folder / name), read, SECONDS)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """A plain file and its size. Raises OSError, and ValueError for anything else."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path.name} is no plain file")
-        yield descriptor, status.st_size
-    finally:
-        os.close(descriptor)
 
 
 def log_of(attempt: AttemptStatus, wanted: int) -> LogTail | None:
     """The last `wanted` bytes of an attempt's log, from the begin of a line; None where there is no log any more."""
 
     def read() -> LogTail:
-        with _opened(Path(attempt.log)) as (descriptor, size):
+        with open_plain(Path(attempt.log), links=False) as stream:
+            size = os.fstat(stream.fileno()).st_size
             count = min(size, wanted)
-            data = os.pread(descriptor, count, size - count)
+            data = os.pread(stream.fileno(), count, size - count)
             if count < size:
                 data = data.partition(b"\n")[2]
             return LogTail(plain_text(data.decode("utf-8", "replace")), count, size)

@@ -66,8 +66,8 @@ def report_at(folder: str) -> str:
 
 
 def asked_path(request: Request) -> str:
-    """The address that was asked for, to which a button leads back."""
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    """The address that was asked for, to which a button leads back. Slashes at its begin would name another host."""
+    return "/" + request.url.path.lstrip("/\\") + (f"?{request.url.query}" if request.url.query else "")
 
 
 def when(text: str | None) -> str:

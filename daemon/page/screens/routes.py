@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.operating.monitoring.filter import STATES, Filter
 from daemon.operating.monitoring.status import JobDetails
 from daemon.operating.wording.exports import commands, remarks_of
-from daemon.page.answers import JSON, in_language, refuse_unknown
+from daemon.page.answers import JSON, in_language, refuse_unknown, status_of
 from daemon.page.context import Context, context_of
 from daemon.page.peers import Peers
 from daemon.page.screens import boxes, now, outputs, render, run, timeline
@@ -43,7 +43,7 @@ Values = Mapping[str, Any]
 
 
 def _shown(template: str, read: Callable[[Request, Context], Values]) -> Callable[[Request], Awaitable[Response]]:
-    """A route that fills a template with what `read` gives; a mistake in the address is said on a page of its own."""
+    """A route that fills a template with what `read` gives; an error is said on a page of its own."""
 
     async def show(request: Request) -> Response:
         context = context_of(request)
@@ -51,10 +51,12 @@ def _shown(template: str, read: Callable[[Request, Context], Values]) -> Callabl
         def make() -> Response:
             try:
                 return render.page(request, template, {"now": _now(), **read(request, context)})
-            except UsageError as error:
-                status = 404 if error.fault.code in (FaultCode.NO_SUCH_JOB, FaultCode.NO_SUCH_RUN, FaultCode.NO_SUCH_STAGE) else 400
-                values = {"now": _now(), "heading": translated("There is no such page"), "text": translated_text(str(error))}
-                return render.page(request, "message.html", values, status=status)
+            except CkptdError as error:
+                heading = (
+                    translated("There is no such page") if isinstance(error, UsageError) else translated("The page can't be shown now")
+                )
+                values = {"now": _now(), "heading": heading, "text": translated_text(str(error))}
+                return render.page(request, "message.html", values, status=status_of(error))
 
         with in_language(request):
             return await context.call(make)
@@ -106,9 +108,9 @@ def _job_of(request: Request, context: Context) -> JobDetails:
 
 def _log(request: Request, context: Context) -> Values:
     job, stage, number = _job_of(request, context), request.path_params["stage"], request.path_params["number"]
-    attempt = next((row for row in job.attempts if row.stage == stage and row.number == number), None)
+    attempt = next((row for row in job.attempts if row.stage == stage and str(row.number) == number), None)
     if attempt is None:
-        cause = f"{job.id} has no attempt {number} at {stage!r}"
+        cause = f"{job.id} has no attempt {number[:40]} at {stage!r}"
         raise UsageError(FaultCode.NO_SUCH_STAGE, "show the log", cause, "take one from the page of the export")
     asked = request.query_params.get("bytes", "")
     wanted = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else outputs.SOME_OF_LOG
@@ -154,7 +156,7 @@ async def report(request: Request) -> Response:
             return RedirectResponse(render.run_path(here.run, here.root), 303)
         if here is None:
             return None
-        body = outputs.report_page(context.reader.job(here.id))
+        body = outputs.report_of(context.reader.job(here.id), outputs.REPORT_PAGE)
         return None if body is None else Response(body, 200, {"Content-Security-Policy": SANDBOX}, "text/html; charset=utf-8")
 
     return await context.call(read) or await _nothing(request)
@@ -189,7 +191,7 @@ def routes() -> list[BaseRoute]:
         Route("/jobs", _shown("jobs.html", _jobs)),
         Route("/jobs/{id}", _shown("job.html", _job)),
         Route("/jobs/{id}/trace.json", trace),
-        Route("/jobs/{id}/log/{stage}/{number:int}", _shown("log.html", _log)),
+        Route("/jobs/{id}/log/{stage}/{number}", _shown("log.html", _log)),
         Route("/runs", _shown("runs.html", _runs)),
         Route("/run", _shown("run.html", _run)),
         Route("/boxes", _shown("boxes.html", _boxes)),

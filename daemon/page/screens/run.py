@@ -52,7 +52,7 @@ class Row:
 
 def values(reader: Reader, run: str, root: str) -> dict[str, Any]:
     """Return what the template of a run is given. Raises UsageError where there is no such run."""
-    jobs = reader.jobs(Filter(exactly=run), MOST_JOBS).jobs
+    jobs = reader.jobs(Filter(exactly=run, root=root), MOST_JOBS).jobs
     training, why = training_of(reader.state, run, root), ""
     try:
         quality = reader.quality(run, root)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,9 @@ from urllib.parse import quote
 import pytest
 
 from daemon.journal.journal import Journal
+from daemon.page import events
 from handlers.web.browser import chromium
+from tests.page.conftest import wait_until
 from tests.page.screens.browsing import Tab, browsing
 from tests.page.screens.conftest import HOSTILE, Pages
 
@@ -124,3 +127,40 @@ def test_a_button_needs_no_script(tab: Tab, steered: Pages, tmp_path: Path) -> N
     tab.wait("document.querySelector('.said') !== null")
     assert "is paused now" in tab.run("document.querySelector('.said').textContent")
     assert tab.run("location.pathname") == f"/jobs/{job}"
+
+
+def test_a_page_whose_stream_was_refused_is_kept_up_to_date_once_there_is_one(
+    tab: Tab, steered: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 0)  # each is answered with 503
+    job = "waits-4-86f000835339"
+    tab.look_like(1280)
+    tab.asked.clear()
+    tab.open(f"{steered.address}/jobs/{job}")
+    tab.wait("document.querySelector('#live').textContent.includes('No connection')")
+    with closing(Journal(steered.home / "state" / "journal.sqlite3")) as journal:
+        journal.controls.pause(job, True)
+    monkeypatch.undo()
+    tab.wait("document.querySelector('#summary .badge').textContent.includes('paused')")
+    tab.wait("document.body.classList.contains('is-live')")
+    assert len([address for address in tab.asked if address.endswith("/events")]) >= 2
+
+
+def test_a_page_that_nobody_sees_gives_its_connection_back(tab: Tab, steered: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "BEAT_SECONDS", 0.2)  # by which the server sees who is gone
+    hide = (
+        "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    job = "waits-4-86f000835339"
+    tab.look_like(1280)
+    tab.open(f"{steered.address}/jobs/{job}")
+    tab.wait("document.body.classList.contains('is-live')")
+    monkeypatch.setattr(events, "MOST_STREAMS", 1)
+    assert steered.ask("HEAD", "/events").status == 503
+    tab.run(hide % "true")
+    wait_until(lambda: steered.ask("HEAD", "/events").status == 200)
+    with closing(Journal(steered.home / "state" / "journal.sqlite3")) as journal:
+        journal.controls.pause(job, True)
+    tab.run(hide % "false")
+    tab.wait("document.querySelector('#summary .badge').textContent.includes('paused')")
+    assert steered.ask("HEAD", "/events").status == 503

@@ -235,3 +235,34 @@ def test_the_page_of_many_boxes_has_their_answers_and_of_one_that_is_silent_how_
                 and len(page.tree.xpath("//article[contains(@class, 'away')]")) == 2
             )
             assert "Boxes (2 away)" in here.get("/").tree.xpath("string(//nav)")
+
+
+def test_no_address_makes_a_link_to_another_host(pages: Pages) -> None:
+    for path in ("//evil.example/x", "/\\evil.example/x", "//evil.example/jobs/" + "9" * 5000):
+        page = pages.get(path)
+        links = page.tree.xpath("//footer//a/@href")
+        assert page.status == 404 and links and not [link for link in links if link.startswith(("//", "/\\"))], path
+
+
+def test_a_number_of_any_length_in_an_address_is_no_error(pages: Pages) -> None:
+    assert pages.get("/jobs/hostile-4-bb/log/merge/" + "1" * 5000).status == 404
+
+
+def test_a_journal_that_cannot_be_read_is_said_on_a_page(steered: Pages) -> None:
+    for file in (steered.home / "state").glob("journal.sqlite3*"):
+        file.write_bytes(b"no journal" * 1000)
+    page = steered.get("/jobs")
+    assert page.status == 503 and page.headers["content-type"].startswith("text/html") and "journal" in page.text
+
+
+def test_the_page_of_a_run_below_one_root_lists_no_export_of_another(steered: Pages) -> None:
+    with closing(sqlite3.connect(steered.home / "state" / "journal.sqlite3")) as connection:
+        row = connection.execute("SELECT id, root FROM job WHERE run = 'failed'").fetchone()
+        connection.execute(
+            "UPDATE job SET run = 'done', root = '/elsewhere', checkpoint = json_set(checkpoint, '$.run', 'done', '$.root', '/elsewhere')"
+            " WHERE id = ?", (row[0],),
+        )  # fmt: skip
+        connection.commit()
+    for root, job in ((row[1], "done-4-65e2f9d05339"), ("/elsewhere", row[0])):
+        listed = steered.get(f"/run?name=done&root={quote(root)}").tree.xpath("//div[@id='jobs']//a/@href")
+        assert {link for link in listed if link.startswith("/jobs/")} == {f"/jobs/{job}"}

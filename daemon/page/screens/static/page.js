@@ -49,11 +49,34 @@ const look = async () => {
   if (again) setTimeout(look, 1000);
 };
 
+// A browser tries again by itself where a stream breaks off, and never after an answer that is none; it has six connections for all its
+// tabs, so that one which nobody sees gives its own back.
+const SOON = 3000, LATE = 60000;
+let events = null, pause = SOON, waiting = 0;
+
+const close = () => {
+  clearTimeout(waiting);
+  if (events !== null) events.close();
+  events = null;
+};
+
+const listen = () => {
+  close();
+  if (document.hidden) return;
+  events = new EventSource("/events");
+  events.addEventListener("begin", () => { pause = SOON; look(); });
+  events.addEventListener("changed", look);
+  events.addEventListener("error", () => {
+    say("off");
+    if (events === null || events.readyState !== EventSource.CLOSED) return;
+    clearTimeout(waiting);
+    waiting = setTimeout(listen, pause);
+    pause = Math.min(2 * pause, LATE);
+  });
+};
+
 local(document);
 if (document.querySelector("main [data-live]") !== null) {
-  const events = new EventSource("/events");
-  events.addEventListener("begin", look);
-  events.addEventListener("changed", look);
-  events.addEventListener("error", () => say("off"));
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && again) look(); });
+  listen();
+  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else listen(); });
 }
