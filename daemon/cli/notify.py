@@ -14,6 +14,7 @@ from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import local_time
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 from daemon.contract.language.lists import labelled
 
@@ -80,16 +81,20 @@ def _begin(sender: Sender, receiver: Receiver) -> Attempt:
 def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """List notifications that have not arrived.
 
-    Those that wait, those that are held during quiet hours, and those that were given up.
+    Those that wait, those that are held during quiet hours, and those that were given up: number and title, then event, time, target and
+    attempts, then why the last attempt failed.
     """
     rows = _letters(daemon_state(config))
     if json_:
         print_json(rows)
         return
     for row in rows:
-        state = labelled(translated(row.state), f"{row.id} {row.title}")
-        error = f": {translated_text(row.error)}" if row.error else ""
-        say(f"{state}\n  {row.target}{error}")
+        state = labelled(translated(row.state), f"#{row.id} {row.title}")
+        tried = translated_plural("{count} attempt", "{count} attempts", row.attempts).format(count=row.attempts)
+        say(state)
+        say(f"  {row.event}, {local_time(row.created)}, {row.target}, {tried}")
+        if row.error:
+            say(f"  {translated_text(row.error)}")
     if not rows:
         say(translated("No notification waits, and none was given up."))
     elif any(row.state == "dead" for row in rows):

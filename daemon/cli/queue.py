@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
+from daemon.cli.common import ConfigOption, configuration_of, daemon_place, daemon_state, load_settings
 from daemon.cli.parser.groups import place
 from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say, say_error
-from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.text import printable
 from daemon.contract.language.catalog import translated, translated_text
 
@@ -172,10 +172,26 @@ def reload(config: ConfigOption = None) -> None:
     from daemon.operating.reload import ask_for_reload
 
     file = configuration_of(config, of_daemon=True)
-    changes = ask_for_reload(load_settings(file, need_roots=True, of_daemon=True), file)
+    try:
+        state = load_settings(file, need_roots=True, of_daemon=True).state_directory
+    except UsageError as mistake:
+        changes = _refused_too(mistake, file)
+    else:
+        changes = ask_for_reload(state, file)
     if changes is not None:
         say(translated("The daemon uses the new configuration now."))
         for change in changes:
             say(f"  {translated_text(change)}")
     else:
         say(translated("The daemon has read its configuration again; nothing has changed in it."))
+
+
+def _refused_too(mistake: UsageError, file: Path | None) -> tuple[str, ...] | None:
+    """Let the daemon find the mistake too: its page, its metrics and `ckptd status` then say that it refused. Raises the mistake unless it
+    takes the file over after all, since it has other variables."""
+    from daemon.operating.reload import ask_for_reload
+
+    try:
+        return ask_for_reload(daemon_place(file).state, file)
+    except CkptdError:
+        raise mistake from None

@@ -20,6 +20,12 @@ from daemon.contract.records import Record
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""
 
+MEANT = {
+    "event": "on", "events": "on", "hours": "quiet", "quiet_time": "quiet", "timeout": "limit_seconds", "interval": "minutes",
+    "secret": "secret_file", "exec": "command", "program": "command",
+}  # fmt: skip
+"""Word that people write for a key of a target → the key."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A half-sentence that proposes the most similar known name, or lists all."""
@@ -86,7 +92,10 @@ def _hint(location: tuple[Any, ...], given: Any, model: type[BaseModel]) -> str:
     if parent is not model and name in model.model_fields and isinstance(given, Mapping):
         inside = next(map(str, given), "its keys")
         return f"[{name}] is a section of its own: write {'its keys' if may_be_secret(inside) else repr(inside)} below that line"
-    return nearest(name, parent.model_fields) if parent else "remove it"
+    known: Iterable[str] = parent.model_fields if parent else ()
+    if (meant := MEANT.get(name, "")) in set(known):
+        return f"did you mean {meant!r}?"
+    return nearest(name, known) if parent else "remove it"
 
 
 def place_shown(location: Sequence[Any], model: type[BaseModel]) -> str:
@@ -99,7 +108,7 @@ def place_shown(location: Sequence[Any], model: type[BaseModel]) -> str:
             parts.append(str(part))
         elif depth and location[0] in SECTIONS:
             like = is_plain_word(str(part)) and difflib.get_close_matches(str(part), parent.model_fields if parent else (), n=1, cutoff=0.6)
-            parts.append(str(part) if like else STARS)
+            parts.append(str(part) if like or part in MEANT else STARS)
         else:
             parts.append(name_shown(str(part)))
     return ".".join(parts)

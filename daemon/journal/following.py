@@ -1,7 +1,7 @@
 """What happened in the journal since the last look, for counters that begin with the daemon.
 
 `Follower` reads and never writes. It knows rows by their numbers: what was entered after the last look has a larger one, and what was open
-then is looked at again.
+then is looked at again. A job that had ended may go on and end again between two looks: it has a newer attempt then, or a later end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from daemon.journal.file.database import Database
 from daemon.journal.legible import json_at
@@ -59,6 +60,8 @@ class _Mark:
 
     attempt: int
     job: int
+    ended: str
+    """The latest end of a job."""
     attempts: frozenset[int] = frozenset()
     jobs: dict[int, bool] = field(default_factory=dict)
     """Row of an open job → whether it was put back into the queue after it had ended."""
@@ -79,11 +82,12 @@ class Follower:
 
     def _look(self) -> News:
         first = self._mark is None
-        mark = self._mark or _Mark(self._last("attempt"), self._last("job"))
+        mark = self._mark or _Mark(self._last("attempt"), self._last("job"), self._last("job", "ended"))
         attempts, jobs = self._attempts(mark), self._jobs(mark)
         self._mark = _Mark(
             max([mark.attempt, *(row["number"] for row in attempts)]),
             max([mark.job, *(row["number"] for row in jobs)]),
+            max([mark.ended, *(row["ended"] or "" for row in jobs)]),
             frozenset(row["number"] for row in attempts if row["outcome"] is None),
             {row["number"]: not first and _is_again(row, mark) for row in jobs if row["state"] not in ENDED_JOB},
         )
@@ -98,8 +102,9 @@ class Follower:
             tuple(_ended(row, _is_again(row, mark)) for row in jobs if row["state"] in ENDED_JOB),
         )
 
-    def _last(self, table: str) -> int:
-        return int(self._database.read(f"SELECT COALESCE(max(rowid), 0) FROM {table}")[0][0])
+    def _last(self, table: str, column: str = "rowid") -> Any:
+        empty = "0" if column == "rowid" else "''"
+        return self._database.read(f"SELECT COALESCE(max({column}), {empty}) FROM {table}")[0][0]
 
     def _attempts(self, mark: _Mark) -> list[sqlite3.Row]:
         return self._database.read(
@@ -113,8 +118,9 @@ class Follower:
     def _jobs(self, mark: _Mark) -> list[sqlite3.Row]:
         return self._database.read(
             f"SELECT rowid AS number, state, created, started, ended, {json_at('checkpoint', f'metadata.{WRITTEN}')} AS written FROM job"
-            " WHERE rowid > ? OR rowid IN (SELECT value FROM json_each(?)) OR state IN ('pending', 'running')",
-            mark.job, json.dumps(list(mark.jobs)),
+            " WHERE rowid > ? OR rowid IN (SELECT value FROM json_each(?)) OR state IN ('pending', 'running')"
+            " OR ended > ? OR id IN (SELECT job FROM attempt WHERE rowid > ?)",
+            mark.job, json.dumps(list(mark.jobs)), mark.ended, mark.attempt,
         )  # fmt: skip
 
 

@@ -12,11 +12,9 @@ from typing import Literal
 
 from daemon.contract.light import dataclass
 from daemon.journal.file.database import Database
-from daemon.journal.outbox import conclude
+from daemon.journal.outbox import HELD, conclude
 from daemon.journal.rows import Message, Notice, now
 
-HELD = 0
-"""The column `carrier` of a delivery that waits for the end of quiet hours."""
 _WAITS = "target = ? AND state = 'pending'"
 
 

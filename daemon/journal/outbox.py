@@ -21,6 +21,11 @@ from daemon.journal.rows import Message, Notice, now
 SALT = "notify-salt"
 """Row of the table `control` that holds the random key of the targets' digests, in hexadecimal."""
 _UNADDRESSED = "state = 'pending' AND NOT EXISTS (SELECT 1 FROM delivery WHERE delivery.message = outbox.id)"
+HELD = 0
+"""The column `carrier` of a delivery that waits for the end of quiet hours."""
+_LEFT = "(SELECT 1 FROM delivery WHERE message = outbox.id AND state = 'pending' AND carrier"
+ONLY_HELD = f"(EXISTS {_LEFT} = {HELD}) AND NOT EXISTS {_LEFT} IS NOT {HELD}))"
+"""Of a message that waits: that all who have not got it have quiet hours."""
 
 _FIRST = (
     "SELECT t.digest, t.failures, d.attempts, o.id, o.job, o.kind, o.title, o.body, o.about,"
@@ -130,8 +135,8 @@ class Outbox:
         return None if due is None else float(due)
 
     def pending(self) -> int:
-        """How many notifications wait."""
-        return int(self._database.read("SELECT count(*) FROM outbox WHERE state = 'pending'")[0][0])
+        """How many notifications wait to be delivered; those that quiet hours hold are none."""
+        return int(self._database.read(f"SELECT count(*) FROM outbox WHERE state = 'pending' AND NOT {ONLY_HELD}")[0][0])
 
     def claim(self, message: int, target: str) -> None:
         """An attempt to send a message to a target begins."""

@@ -15,6 +15,7 @@ from daemon.contract.values import Json
 from daemon.journal.attempts import Measured, measured_of
 from daemon.journal.controls import PAUSED
 from daemon.journal.legible import json_at, legible_attempt, legible_job, object_of
+from daemon.journal.outbox import ONLY_HELD
 from daemon.journal.rewrites import OF_ALL, OFTEN, Rewritten, rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow
 
@@ -134,7 +135,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     return Overview(
         jobs=tuple(Place(*row) for row in rows),
         counts=_counts(connection, "job"),
-        outbox=_counts(connection, "outbox"),
+        outbox=_counts(connection, "outbox", f"CASE WHEN state = 'pending' AND {ONLY_HELD} THEN 'held' ELSE state END"),
         targets=_targets(connection),
         lost=_lost(connection, limit),
         rewritten=tuple(rewrite for rewrite in rewritten(connection.execute(OF_ALL).fetchall()) if rewrite.count >= OFTEN),
@@ -356,8 +357,8 @@ def _view(connection: sqlite3.Connection, row: sqlite3.Row, *, brief: bool = Fal
     return JobView(*legible_job(row, stages.fetchall()))
 
 
-def _counts(connection: sqlite3.Connection, table: str) -> dict[str, int]:
-    return {str(row[0]): int(row[1]) for row in connection.execute(f"SELECT state, count(*) FROM {table} GROUP BY state")}
+def _counts(connection: sqlite3.Connection, table: str, state: str = "state") -> dict[str, int]:
+    return {str(row[0]): int(row[1]) for row in connection.execute(f"SELECT {state}, count(*) FROM {table} GROUP BY 1")}
 
 
 def _targets(connection: sqlite3.Connection) -> tuple[TargetState, ...]:

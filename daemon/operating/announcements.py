@@ -13,6 +13,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import Notice
 from daemon.operating.last_end import LastEnd
+from daemon.operating.monitoring.live import LiveFile
 from daemon.publishing.telling.notifier import Notifier
 from daemon.system.filesystems.disks import Shortage
 
@@ -42,6 +43,14 @@ class Announcements:
         if end is not None:
             body = f"It ended at {end.at}, and was started again. {end.why}"
             self._once(f"ended {end.at}", Notice("daemon_unwell", "ckptd ended by itself", body, {"subject": "daemon"}))
+
+    def tell_killed(self, last: LiveFile) -> None:
+        """Notify once that the daemon before this one did not shut down cleanly. `last`: what it wrote last."""
+        if last.in_order is False:
+            body = "It was killed or it crashed, or the machine stopped. "
+            body += f"It was last seen alive at {last.time}. It was started again, and the open exports continue."
+            title = "ckptd did not shut down cleanly"
+            self._once(f"killed {last.started} {last.pid}", Notice("daemon_unwell", title, body, {"subject": "daemon"}))
 
     def tell_death(self, thread: str, at: str, why: str) -> None:
         """Notify that a thread died; it was started again."""

@@ -14,7 +14,7 @@ from daemon.contract.values import Json
 from daemon.journal.journal import Journal
 from daemon.journal.progress import EndedJob, ended_between
 from daemon.journal.rows import Notice
-from daemon.publishing.telling.messages import best_of, in_words
+from daemon.publishing.telling.messages import best_of, in_words, link_of
 
 CONDITION = "digest"
 """What the journal calls the time up to which was told."""
@@ -38,19 +38,19 @@ class Daily:
     wake: Callable[[], object]
     clock: Callable[[], datetime] = lambda: datetime.now().astimezone()
 
-    def tick(self, at: str) -> None:
+    def tick(self, at: str, page: str = "") -> None:
         """Tell what happened, where it is time. The first time only the moment is remembered, from which on there is something to tell."""
         moment, last = self.clock(), self.journal.outbox.state_of(CONDITION)
         if not last or datetime.fromisoformat(last) > moment:  # the clock was set back: nothing would be told until it is there again
             self.journal.outbox.changed(CONDITION, moment.isoformat(), None)
         elif datetime.fromisoformat(last) < last_time(at, moment):
             since = datetime.fromisoformat(last)
-            self.journal.outbox.changed(CONDITION, moment.isoformat(), digest(self.journal, since, moment))
+            self.journal.outbox.changed(CONDITION, moment.isoformat(), digest(self.journal, since, moment, page))
             self.wake()
 
 
-def digest(journal: Journal, since: datetime, until: datetime) -> Notice:
-    """What ended between two times, and what is open."""
+def digest(journal: Journal, since: datetime, until: datetime, page: str = "") -> Notice:
+    """What ended between two times, and what is open. `page`: `page.url`."""
     ended = [job for job in ended_between(journal.database, since, until) if job.state in ("succeeded", "partial", "failed")]
     counts, waiting = Counter(job.state for job in ended), len(journal.jobs.open_ids())
     failed = [job for job in ended if job.state == "failed"]
@@ -62,7 +62,11 @@ def digest(journal: Journal, since: datetime, until: datetime) -> Notice:
     lines += [f"{run}: {in_words(artifact)}" for run, artifact in best.items()]
     return Notice("digest", f"ckptd, the last day: {said}", "\n".join(lines), {
         "counts": {**counts, "open": waiting},
-        "messages": [{"event": job.state, "at": job.ended, "title": f"{job.run} step {job.step}: {job.state}"} for job in ended[:100]],
+        "messages": [
+            {"event": job.state, "at": job.ended, "title": f"{job.run} step {job.step}: {job.state}", "job": job.id, "run": job.run,
+             "step": job.step, "link": link_of(job.id, page)}
+            for job in ended[:100]
+        ],
     })  # fmt: skip
 
 

@@ -107,13 +107,13 @@ def unread_change(state: Path) -> str | None:
     )
 
 
-def ask_for_reload(settings: Settings, config: Path | None = None) -> tuple[str, ...] | None:
+def ask_for_reload(state: Path, config: Path | None = None) -> tuple[str, ...] | None:
     """Let the running daemon read its configuration again, and wait until it has; gives what that changed, as `changes`, None for nothing.
 
     `config`: the file that is meant. Raises UsageError where none runs, it works on another file or it refuses, Retryable where it does not
     answer.
     """
-    state, operation = settings.state_directory, "reload the configuration"
+    operation = "reload the configuration"
     refuse_elsewhere(state, operation)
     if not is_locked(StatePaths(state).lock):
         raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)

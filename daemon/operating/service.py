@@ -30,7 +30,7 @@ from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.engine import Engine, engine
 from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.log import logs
-from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, starved_sentences
+from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, read_live, starved_sentences
 from daemon.operating.monitoring.metrics.table import TICK_SECONDS
 from daemon.operating.outward import PageFactory, Serving
 from daemon.operating.reload import changed_for_good, changes, reread
@@ -121,6 +121,7 @@ class Daemon:
         self._page = page(self._serving()) if page else None
         self._announcements.tell_rebuilding(self._maintenance.state())
         self._announcements.tell_last_end(self._last_end)
+        self._announcements.tell_killed(read_live(parts.paths.live))
         self._well_being = WellBeing(self._announcements, lambda: why_stuck(parts.settings.notify, parts.journal, parts.runner))
         self._notifier.heartbeats.well = self._well_being.is_well
         self._digest_complaints = Complaints(log, "the daily digest")
@@ -441,7 +442,7 @@ class Daemon:
         )  # fmt: skip
 
     def _tell_digest(self) -> None:
-        self._digest_complaints.during(lambda: self._daily.tick(self._parts.settings.notify.digest_at))
+        self._digest_complaints.during(lambda: self._daily.tick(self._parts.settings.notify.digest_at, self._parts.settings.page.url))
 
     def _write_journal(self) -> None:
         if self._complaints.during(self._parts.journal.controls.heartbeat):

@@ -243,7 +243,7 @@ def test_reload_signals_no_process_of_another_user(make_service: Make, tmp_path:
         for text in (other, "0", "-1", "no number", str(2**40)):
             (service.state / "lock").write_text(text)
             with pytest.raises(UsageError) as caught:
-                ask_for_reload(load(service.config))
+                ask_for_reload(load(service.config).state_directory)
             assert caught.value.fault.code is FaultCode.NOT_RUNNING
     if os.geteuid() == 0:
         assert victim.poll() is None

@@ -44,6 +44,9 @@ def write(config: Path, *tables: str) -> Path:
         ('name = "x x"\nurl = "json://S3CRET"', "notify.targets.0.name"),
         (HOOK + 'quiet = "22-7"', "notify.targets.0.quiet: must be two times of the day"),
         (HOOK + 'quiet = "22:00-22:00"', "notify.targets.0.quiet: must be two times of the day"),
+        (HOOK + 'events = ["failed"]', "notify.targets.0.events: is not a known key; did you mean 'on'?"),
+        (HOOK + 'quiet_hours = "S3CRET"', "notify.targets.0.quiet_hours: is not a known key; did you mean 'quiet'?"),
+        (HOOK + 'S3CRETx = "a"', "notify.targets.0.***: is not a known key"),
         (HOOK + 'on = ["finished"]', "notify.targets.0.on.0: must be 'found'"),
     ],
 )  # fmt: skip

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import load
+from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
+from daemon.operating.monitoring.live import read_live
 from daemon.operating.reload import changes
 from tests.service import Service, making
 
@@ -79,3 +81,18 @@ def test_the_daemon_and_the_command_say_what_changed_and_no_secret(make_service:
         "the configuration was taken over; nothing has changed in it",
     ]
     assert "S3CRETword" not in log + service.said and "0THERsecret" not in log + service.said
+
+
+def test_a_file_that_is_refused_is_refused_by_the_daemon_too_whoever_finds_the_mistake(make_service: Callable[..., Service]) -> None:
+    service = make_service(extra=BEFORE)
+    service.start()
+    service.wait_for(lambda status: status["daemon"]["running"], 20)
+    right = service.config.read_text()
+    for wrong in (right.replace("jobs = 1", 'jobs = "many"'), right + "[[["):
+        service.config.write_text(wrong)
+        assert service.run_verb("reload") == 2 and "the configuration" in service.said, service.said
+        assert read_live(StatePaths(service.state).live).configuration.problem  # type: ignore[union-attr]  # what the metric is made of
+        service.config.write_text(right)
+        assert service.run_verb("reload") == 0
+        assert not read_live(StatePaths(service.state).live).configuration.problem  # type: ignore[union-attr]
+    assert service.stop() == 0

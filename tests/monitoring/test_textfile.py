@@ -196,6 +196,23 @@ def test_an_export_that_is_done_again_delays_no_publication_and_waits_in_no_queu
     assert seen["ckptd_publication_delay_seconds_count", ()] == seen["ckptd_queue_duration_seconds_count", ()] == 1
 
 
+def test_what_ends_again_between_two_looks_is_counted_again_with_or_without_an_attempt(journal: Journal) -> None:
+    exposition = expose(journal)
+    run_through(journal, "job", 1)
+    run_through(journal, "other", 2)
+    exposed(exposition)
+    for times in (1, 2):
+        journal.jobs.retry("job")
+        carry_out(journal, "job")
+        seen = exposed(exposition)
+        assert seen["ckptd_exports_total", (("state", "partial"),)] == 2 + times
+        assert seen["ckptd_export_duration_seconds_count", (("state", "partial"),)] == 2 + times
+        assert exposed(exposition) == seen, "once each"
+    journal.jobs.retry("other")
+    journal.controls.cancel("other", "by hand")
+    assert exposed(exposition)["ckptd_exports_total", (("state", "cancelled"),)] == 1
+
+
 def test_the_counters_of_the_next_daemon_begin_at_0(journal: Journal) -> None:
     run_through(journal, "first", 1, written=datetime.now(UTC))
     earlier, later = exposed(expose(journal)), expose(journal)

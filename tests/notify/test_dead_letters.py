@@ -54,7 +54,10 @@ def test_dead_letters_are_listed_and_sent_again_with_their_id_to_who_gave_them_u
         (2, "notify.targets.bad (webhook)", "dead", "second", 1, "error=403"),
     ]
     text = run(config, "list")
-    assert "dead: 1 first" in text and "`ckptd notify resend`" in text
+    lines = text.splitlines()
+    assert lines[0] == "dead: #1 first" and lines[3] == "dead: #2 second" and lines[2] == "  error=403", text
+    assert lines[1].startswith("  failed, 20") and lines[1].endswith(", notify.targets.bad (webhook), 1 attempt")
+    assert "`ckptd notify resend`" in lines[-1]
     with pytest.raises(UsageError, match="no target that is configured now has given it up"):
         run(config, "resend", "3")
     assert "1 notification is sent again" in run(config, "resend", "2")

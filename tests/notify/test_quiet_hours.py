@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -14,8 +16,10 @@ from daemon.config.receivers import Receiver
 from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.letters import letters
+from daemon.journal.overview import overview
 from daemon.journal.rows import Message, Notice
 from daemon.publishing.telling import notifier as notify
+from daemon.publishing.telling.content import payload
 from daemon.publishing.telling.notifier import Notifier
 from daemon.publishing.telling.outcome import Outcome
 from daemon.publishing.telling.quiet import is_quiet
@@ -92,8 +96,8 @@ class Night:
         self.taken.append((receiver.name, message))
         return Taken()
 
-    def tell(self, title: str, kind: str = "failed") -> None:
-        self.journal.outbox.announce(title, Notice(kind, title, f"body of {title}"))
+    def tell(self, title: str, kind: str = "failed", **about: Any) -> None:
+        self.journal.outbox.announce(title, Notice(kind, title, f"body of {title}", about))
         self.rounds()
 
     def until(self, moment: str) -> None:
@@ -114,17 +118,21 @@ def test_what_is_held_comes_as_one_message_and_what_is_urgent_at_once(journal: J
     night.until("2026-01-10 22:30")
     night.tell("one")
     night.tell("disk", "disk_low")
-    night.tell("two", "succeeded")
+    night.tell("two", "succeeded", run="run", step=3, link="https://box/jobs/id")
     assert night.of("loud") == ["evening", "one", "disk", "two"]
     assert night.of("quiet") == ["evening", "disk"]
     night.notifier = night.fresh()  # what is held survives a restart
     night.until("2026-01-11 06:59")
-    assert night.of("quiet") == ["evening", "disk"] and journal.outbox.pending() == 2
+    assert night.of("quiet") == ["evening", "disk"] and journal.outbox.pending() == 0, "what is held is no delivery that does not arrive"
+    with reading(journal.database.path) as connection:
+        assert overview(connection, 1).outbox == {"held": 2, "delivered": 2}
     night.until("2026-01-11 07:00")
     assert night.of("quiet")[2:] == ["2 messages of the quiet hours: 1 failed, 1 succeeded"]
     bundle = night.taken[-1][1]
     assert [line.partition(" ")[2] for line in bundle.body.splitlines()] == ["one", "two"]
-    assert [contained["title"] for contained in bundle.about["messages"]] == ["one", "two"]
+    first, second = json.loads(payload(bundle))["data"]["messages"]
+    assert (first["title"], first["job"], first["run"]) == ("one", None, None) and second["event"] == "succeeded"
+    assert (second["run"], second["step"], second["link"]) == ("run", 3, "https://box/jobs/id")
     assert journal.outbox.pending() == 0
     assert {row[0] for row in journal.database.read("SELECT state FROM delivery")} == {"delivered"}
     night.tell("morning")

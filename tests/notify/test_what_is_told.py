@@ -114,6 +114,7 @@ def test_a_failure_comes_with_its_reason_and_the_command_for_afterwards(tmp_path
     job = exports.ends(4, broken="onnx")
     (message,) = rows(exports.journal)
     assert message.kind == "partial" and "it broke" in message.body
+    assert message.about["events"] == ["partial"] and message.about["rejected"] == [], "no check kept what was not made"
     assert f"When the cause is gone: ckptd queue retry {job.id}" in message.body.splitlines()
     assert message.body.splitlines()[-1] == message.about["link"] == f"https://box.example.org/jobs/{job.id}"
     assert message.about["remedy"] == f"ckptd queue retry {job.id}"
@@ -320,3 +321,27 @@ def test_a_daemon_tells_a_command_of_what_it_takes_and_makes(
     told = [json.loads(line) for line in (tmp_path / "told-all").read_text().splitlines()]
     assert [(message["type"], message["data"]["job"]) for message in told] == [("found", job["id"]), ("succeeded", job["id"])]
     assert not (tmp_path / "told-others").exists()
+
+
+def test_a_daemon_that_was_killed_is_told_once_by_the_next_and_one_that_was_stopped_not(
+    make_toy: Callable[..., Toy], tmp_path: Path
+) -> None:
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\n{{ cat; echo; }} >> {tmp_path}/told\n")
+    hook.chmod(0o755)
+    service = make_toy(extra=f'[[notify.targets]]\nname = "all"\ncommand = ["{hook}"]\non = ["daemon_unwell"]\n')
+
+    def started() -> None:
+        service.start()
+        service.wait_for(lambda status: service.process and status["daemon"]["pid"] == service.process.pid, 20)
+
+    started()
+    assert service.stop() == 0
+    started()
+    service.kill()
+    for _ in range(2):
+        started()
+        service.wait_for(lambda status: status["outbox"] == {"delivered": 1}, 60)
+        assert service.stop() == 0
+    (told,) = map(json.loads, (tmp_path / "told").read_text().splitlines())
+    assert (told["type"], told["data"]["title"]) == ("daemon_unwell", "ckptd did not shut down cleanly")

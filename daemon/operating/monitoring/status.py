@@ -256,7 +256,7 @@ class Snapshot:
     counts: Mapping[str, int]
     """State → number of jobs."""
     outbox: Mapping[str, int]
-    """State → number of notifications."""
+    """State → number of notifications: `pending`, `held` (until quiet hours end), `delivered`, `abandoned`."""
     notified: tuple[TargetState, ...]
     """The services that get notifications."""
     disks: tuple[Shortage, ...] = ()

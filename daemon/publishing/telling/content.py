@@ -43,6 +43,13 @@ class Contained:
     """Time of the event; ISO 8601 in UTC."""
     title: str
     """One line."""
+    job: str | None = None
+    """Id of the export."""
+    run: str | None = None
+    """Name of the run."""
+    step: int | None = None
+    link: str | None = None
+    """Address of the export's page; null if there is none."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class Notification:
     """The body of a webhook's request, and the standard input of a command."""
 
     type: str
-    """The event."""
+    """The event; `digest` also for what was held during quiet hours, and `info` for a test message."""
     timestamp: str
     """Time of the event; ISO 8601 in UTC."""
     data: Details

@@ -21,7 +21,9 @@ from daemon.publishing.telling.outcome import Outcome
 MARK = "CKPTD_MESSAGE"
 """The variable with the message's id."""
 NOT_THIS = 65
-"""Exit code by which a command says that the message, not the moment, is the trouble (EX_DATAERR of sysexits.h)."""
+"""Exit code by which a command says that the message, not the moment, is the trouble (EX_DATAERR of sysexits.h).
+
+It counts as an answer 4xx of a webhook."""
 GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 _ENVIRONMENT = re.compile(r"PATH|HOME|LANG|LC_\w+|TZ|TMPDIR")

@@ -22,9 +22,9 @@ from daemon.journal.rows import JobRow, Notice, StageRow
 from daemon.publishing.run_figures import MOST_BYTES, REPORT
 
 
-def link_of(job: JobRow, page: str) -> str | None:
+def link_of(job: str, page: str) -> str | None:
     """The address of an export on the page that people reach as `page`; None for "", which is no page."""
-    return f"{page}/jobs/{quote(job.id, safe='')}" if page else None
+    return f"{page}/jobs/{quote(job, safe='')}" if page else None
 
 
 def ended(
@@ -33,7 +33,10 @@ def ended(
 ) -> Notice:  # fmt: skip
     """How an export ended: its verdict in one line, what to deploy, what failed and what to do then. `target`: where it was published;
     `page`: `page.url`."""
-    rejected = [check.variant for check in checks if check.verdict is Verdict.FAILED and not is_published(check, rules)]
+    seen = {check.variant for stage in stages.values() if stage.result for check in stage.result.checks}  # others were not made
+    rejected = [
+        check.variant for check in checks if check.verdict is Verdict.FAILED and not is_published(check, rules) and check.variant in seen
+    ]
     faults = [stage.fault for stage in stages.values() if stage.fault and stage.state == "failed"]
     verdict = _verdict(state, checks, rejected)
     best = best_of(target)
@@ -42,7 +45,7 @@ def ended(
     lines += [fault.sentence() for fault in faults]
     again = f"ckptd queue retry {job.id}" if faults or state == "failed" else None
     lines += [f"When the cause is gone: {again}"] if again else []
-    lines += [f"Export: {target}", *([link] if (link := link_of(job, page)) else [])]
+    lines += [f"Export: {target}", *([link] if (link := link_of(job.id, page)) else [])]
     events = [state, *(["rejected"] if rejected else [])]
     return Notice(state, f"{_name(job)}: {state}", "\n".join(lines), {
         "events": events, **_about(job), "verdict": verdict, "rejected": rejected, "target": str(target),

@@ -30,9 +30,12 @@ def together(messages: Sequence[Message]) -> Notice:
     lines = [f"{datetime.fromtimestamp(message.created).astimezone():%H:%M} {message.title}" for message in messages[:MOST_LISTED]]
     more = [f"and {len(messages) - MOST_LISTED} more"] if len(messages) > MOST_LISTED else []
     listed = [
-        {"event": message.kind, "at": datetime.fromtimestamp(message.created, UTC).isoformat(), "title": message.title}
+        {
+            "event": message.kind, "at": datetime.fromtimestamp(message.created, UTC).isoformat(), "title": message.title,
+            "job": message.job or None, **{key: message.about.get(key) for key in ("run", "step", "link")},
+        }
         for message in messages[:MOST_LISTED]
-    ]
+    ]  # fmt: skip
     title = f"{len(messages)} messages of the quiet hours: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
     events = sorted({event for message in messages for event in message.about.get("events") or (message.kind,)})
     return Notice("digest", title, "\n".join([*lines, *more]), {"events": ["digest", *events], "messages": listed})

@@ -59,7 +59,7 @@ METRICS = (
     Metric("ckptd_disk_low", "gauge", "File systems without enough room for what is to be written."),
     Metric("ckptd_state_free_bytes", "gauge", "Free bytes on the file system of the state directory."),
     Metric("ckptd_output_free_bytes", "gauge", "Free bytes on the file system of the output directory."),
-    Metric("ckptd_outbox_pending", "gauge", "Notifications that wait for delivery."),
+    Metric("ckptd_outbox_pending", "gauge", "Notifications that wait for delivery, without those that quiet hours hold."),
     Metric("ckptd_exports_total", "counter", "Exports that ended, by final state.", ("state",)),
     Metric("ckptd_artifacts_total", "counter", "Artifacts of exports that ended, by the verdict of their check.", ("variant", "verdict")),
     Metric("ckptd_attempts_total", "counter", "Attempts at a stage that ended, by outcome.", ("stage", "outcome")),
