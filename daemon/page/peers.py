@@ -147,7 +147,7 @@ class Peers:
         return self._secure
 
 
-def _why(error: OSError | h11.ProtocolError) -> str:
+def _why(error: Exception) -> str:
     """The cause in the words of the system, where asyncio has put its own in their place."""
     if isinstance(error, OSError) and error.errno and (error.strerror or "").startswith("Connect call failed"):
         return os.strerror(error.errno)
