@@ -23,8 +23,8 @@ from daemon.journal.journal import Journal
 from daemon.running.cluster import link
 from tests.cluster.virtual import Stage, VirtualCluster, VirtualRunner
 
-RUNS, STAGES = 1000, 7
-"""Runs of the plan; stages of an export of two formats with its checks: merge, reference, merged, two exports, two checks."""
+RUNS, STAGES = 1000, 10
+"""Runs of the plan; stages of an export with the default variants: merge, reference, merged, three variants, two checks, speed, report."""
 COMMITS_A_STAGE = 4
 """Claimed, started, recorded where it is, ended."""
 COMMITS = 300

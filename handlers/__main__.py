@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import pkgutil
+import socket
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import plan
+from daemon.contract.jobs.elsewhere import ORDERS
 from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
 from daemon.contract.language.catalog import use_language
@@ -196,6 +198,13 @@ def _work(context: StageContext, reporter: Reporter, outside: Outside) -> StageR
 def _refuse_another_folder(context: StageContext) -> None:
     """Raise Retryable where the path that this attempt writes to leads elsewhere than when the daemon made it."""
     if not is_still(Path(context.staging), context.staging_inode):
+        if (Path(context.result).parent / ORDERS).exists():  # on a machine that a scheduler chose
+            raise Retryable(
+                FaultCode.NOT_OURS, "use ckptd's own folders",
+                f"{socket.gethostname()} does not have the folder that the daemon's machine made by this path",
+                "mount the file system of output.directory there by the same path; `ckptd check` compares the folders of both machines",
+                path=context.staging,
+            )  # fmt: skip
         error = not_ours(Path(context.staging), "was replaced by another folder, or by a link")
         raise Retryable(**error.fault.model_dump())
 

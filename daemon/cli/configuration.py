@@ -15,7 +15,7 @@ from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import PLAIN, SECTIONS, is_credential, shown
+from daemon.contract.faults.secrets import PLAIN, SECTIONS, holds_secret, is_credential, shown
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.language.lists import bracketed
 from daemon.contract.language.lists import names as list_names
@@ -53,9 +53,11 @@ def set_values(given: list[str] | None) -> None:
 
 def _refuse_secret(key: str, value: str) -> None:
     """Raise UsageError for a secret on the command line, which every user of the machine can read while the command runs."""
+    from daemon.config.sources import ADDRESSES
+
     section, _, name = key.partition(".")
     is_secret = section in SECTIONS and name not in PLAIN and value not in ("", "[]")
-    if is_secret or is_credential(key) or is_credential(value):
+    if is_secret or is_credential(key) or (holds_secret if key in ADDRESSES else is_credential)(value):
         what = f"a value of [{section}] may hold a secret" if is_secret else "an address of a service, or a key of one, is a secret"
         raise UsageError(
             FaultCode.CONFIG_INVALID, "use --set", f"{what}, and others can see a command line",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
@@ -43,6 +44,7 @@ class NamedQueueSettings(QueueSettings):
     resources: dict[str, float] = Field(default_factory=dict)
 
 
+SCHEDULERS = ("slurm", "ray")
 OF_SBATCH = ("partition", "account", "qos", "constraint", "options")
 
 
@@ -60,17 +62,31 @@ class ClusterSettings(Section):
     ray: RaySettings = RaySettings()
     queues: dict[str, NamedQueueSettings] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_name_the_scheduler(cls, values: Any) -> Any:
+        """With executor = "local", stages that name one scheduler run there, and all others here: as if that one were the executor, and a
+        last pattern `*` said "local"."""
+        if not isinstance(values, Mapping) or values.get("executor", "local") != "local" or not isinstance(values.get("stages"), Mapping):
+            return values
+        named = [scheduler for scheduler in SCHEDULERS if scheduler in values["stages"].values()]
+        if len(named) != 1:
+            return values
+        return {**values, "executor": named[0], "stages": {**values["stages"], **({} if "*" in values["stages"] else {"*": "local"})}}
+
     @model_validator(mode="after")
     def _stages_name_a_place(self) -> Self:
-        places = ["local", *([self.executor] if self.executor != "local" else []), *self.queues]
-        for stage, place in self.stages.items():
-            if place not in places:
-                raise ValueError(
-                    f"stages: {stage!r} is to run in {place!r}, which is none of {', '.join(places)}; add [cluster.queues.{place}]"
-                )
-        reserved = {"local", "slurm", "ray"} & self.queues.keys()
+        reserved = sorted({"local", *SCHEDULERS} & self.queues.keys())
         if reserved:
-            raise ValueError(f"queues: {min(reserved)!r} can't be the name of a queue")
+            raise ValueError(f"queues: {reserved[0]!r} can't be the name of a queue; stages can name it without one")
+        for stage, place in self.stages.items():
+            if place in SCHEDULERS and place != self.executor:
+                raise ValueError(
+                    f"stages: {stage!r} is to run in {place!r}, but all stages run by one scheduler, or on this machine; name one"
+                )
+            if place not in ("local", *SCHEDULERS, *self.queues):
+                places = ", ".join(["local", *([self.executor] if self.executor != "local" else []), *self.queues])
+                raise ValueError(f"stages: {stage!r} is to run in {place!r}, which is none of {places}; add [cluster.queues.{place}]")
         if self.executor == "local" and any(place != "local" for place in self.stages.values()):
             raise ValueError('stages: these run in queues of a scheduler, which cluster.executor must name, for example executor = "slurm"')
         return self

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import censored, keep, name_shown, shown
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.targets import TARGETS, lacking
-from daemon.contract.jobs.plan import variant_names
+from daemon.contract.jobs.plan import all_specs, variant_names
 
 ELSEWHERE = ("(environment)", "(command line)")
 """What the name of a value's origin ends with where no file is to be changed."""
@@ -245,6 +246,11 @@ def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bo
     if settings.select.best_variant and settings.select.best_variant not in variant_names():
         name = settings.select.best_variant
         problems.append(f"select.best_variant: there is no variant {shown(name)}; {suggestions.nearest(name, variant_names())}")
+    names_of_stages = [spec.name for spec in all_specs()]
+    problems += [
+        f"cluster.stages: no stage fits {shown(pattern)}; {suggestions.nearest(pattern, names_of_stages)}"
+        for pattern in settings.cluster.stages if not any(fnmatchcase(name, pattern) for name in names_of_stages)
+    ]  # fmt: skip
     if settings.select.policy == "every" and settings.select.every < 1:
         problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
     if need_roots and not settings.watch.roots:

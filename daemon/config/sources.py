@@ -62,7 +62,7 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-_ADDRESSES = frozenset({"page.peers", "page.url"})
+ADDRESSES = frozenset({"page.peers", "page.url", "cluster.ray.address"})
 """Keys with addresses of services that are no secret, as long as no user or token is in them."""
 
 
@@ -78,10 +78,13 @@ def keep_secrets(values: Mapping[str, Any]) -> None:
 
 
 def _without_addresses(section: str, value: Any) -> Any:
-    """A section without the addresses that are no secret."""
+    """A section without the addresses that are no secret. `section`: its dotted path."""
     if not isinstance(value, Mapping):
         return value
-    return {key: item for key, item in value.items() if f"{section}.{key}" not in _ADDRESSES or any(map(holds_secret, _texts(item)))}
+    return {
+        key: _without_addresses(f"{section}.{key}", item)
+        for key, item in value.items() if f"{section}.{key}" not in ADDRESSES or any(map(holds_secret, _texts(item)))
+    }  # fmt: skip
 
 
 def _texts(value: Any) -> list[str]:
@@ -128,5 +131,5 @@ def credentials_in(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
                 inner = f"{place}.{number}" if each is value else place
                 if isinstance(item, Mapping):
                     yield from credentials_in(item, inner)
-                elif isinstance(item, str) and (holds_secret if place in _ADDRESSES else is_credential)(item):
+                elif isinstance(item, str) and (holds_secret if place in ADDRESSES else is_credential)(item):
                     yield inner

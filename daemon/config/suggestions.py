@@ -75,7 +75,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
         word = item["type"] == "literal_error" and is_plain_word(str(item["input"]))  # no address, and nothing that a key may be
         hides = (location[:1] and location[0] in SECTIONS and not word) or may_be_secret(item["input"])
         message = _of_secret(item) if hides else _plain(item)
-        given = "" if hides or item["type"] == "missing" else f" (it is {_value_shown(item['input'])})"
+        whole = item["type"] == "value_error" and isinstance(item["input"], Mapping)  # a section's own rule, which names what it means
+        given = "" if hides or whole or item["type"] == "missing" else f" (it is {_value_shown(item['input'])})"
         if lines and given and lines[-1].startswith(f"{dotted}: must be ") and lines[-1].endswith(given) and message.startswith("must be "):
             message = f"{lines.pop()[len(dotted) + 2 : -len(given)]}, or {message.removeprefix('must be ')}"  # a value of several kinds
         lines.append(f"{dotted}: {message}{given}")

@@ -10,7 +10,6 @@ Python and import what both need; one of another interpreter is a new program.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import runpy
 import signal
@@ -30,9 +29,9 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.oom import oom_kills
 from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, PROBE, PROBED, SAID, STOP, Claim, End, Orders, Probe, Probed
+from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, SAID, STOP, Claim, End, Orders
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.version import __version__
+from handlers.child.probe import differing_from, probe
 from handlers.child.scratch import Scratch, unusable
 from handlers.child.warm import become, name_process
 
@@ -234,42 +233,9 @@ def memory_of(pid: int) -> int:
     return total
 
 
-def differing_from(versions: Mapping[str, str]) -> list[str]:
-    """The releases here that are others than these, as clauses."""
-    return [
-        f"{name} {here or 'none'} instead of {there or 'none'}" for name, there in sorted(versions.items())
-        if (here := version_of(name)) != (there or None)
-    ]  # fmt: skip
-
-
-def version_of(name: str) -> str | None:
-    """The release of a distribution that is installed here."""
-    if name == "ckptd":
-        return __version__
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def job_id(environment: Mapping[str, str]) -> str:
     """The scheduler's own name of the job that runs this process, "" where it does not say."""
     return next((environment[name] for name in JOB_IDS if name in environment), "")
-
-
-def probe(folder: Path) -> int:
-    """Say what `ckptd check` wants to know of this machine."""
-    asked = elsewhere.get(folder, PROBE, Probe)
-    if asked is None:
-        return 1
-    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    elsewhere.put(folder, PROBED, Probed(
-        host=socket.gethostname(), python=sys.executable, cores=len(os.sched_getaffinity(0)), time=time.time(),
-        unseen=tuple(path for path in asked.read if not os.access(path, os.R_OK)),
-        unwritable=tuple(path for path in asked.write if not os.access(path, os.W_OK)),
-        differing=tuple(differing_from(asked.versions)), gpus=tuple(devices),
-    ))  # fmt: skip
-    return 0
 
 
 def main(folder: Path) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from daemon.running.cluster.port import ABSENT, Ending, Full, Refused, Resources, Sighting, State, Unsure
 
+OUTPUT = "scheduler.txt"
+
 
 @dataclass
 class Job:
@@ -38,7 +40,7 @@ class FakeScheduler:
         self.submitted: list[str] = []
         self.calls = 0
         self.held = self.down = self.swallows = self.drops = self.full = False
-        self.refusal = ""
+        self.refusal, self.reason = "", "nobody let it begin"
         self._lock = threading.RLock()
 
     def submit(self, token: str, script: Path, resources: Resources) -> str:
@@ -73,6 +75,8 @@ class FakeScheduler:
                 self.end(token, Ending.CANCELLED, signal.SIGTERM)
 
     def tail(self, token: str, folder: Path) -> str:
+        with contextlib.suppress(OSError):
+            return (folder / OUTPUT).read_text(errors="replace")[-4000:]
         return ""
 
     def _ask(self) -> None:
@@ -87,7 +91,7 @@ class FakeScheduler:
         if job.ended is not None:
             return Sighting(State.GONE, job.id, job.ended.upper(), ending=job.ended)
         if not job.runs:
-            return Sighting(State.PENDING, job.id, "PENDING", "nobody let it begin")
+            return Sighting(State.PENDING, job.id, "PENDING", self.reason)
         lives = any(run.poll() is None for run in job.runs)
         return Sighting(State.RUNNING if lives else State.GONE, job.id, "RUNNING" if lives else "COMPLETED", host="here")
 
@@ -97,7 +101,10 @@ class FakeScheduler:
         """Start a job, or start it again as an administrator may."""
         job = self.jobs[token]
         environment = {**os.environ, "CKPTD_SCHEDULER_ID": job.id}
-        job.runs.append(subprocess.Popen([str(job.script)], env=environment, start_new_session=True, stdin=subprocess.DEVNULL))
+        with open(job.script.parent / OUTPUT, "ab") as said:
+            job.runs.append(subprocess.Popen(
+                [str(job.script)], env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            ))  # fmt: skip
 
     def end(self, token: str, ending: Ending, number: int = signal.SIGKILL) -> None:
         """End a job, and say that it ended so."""

@@ -117,6 +117,7 @@ def test_the_file_is_rotated_by_size_and_only_so_many_old_ones_are_kept(set_up: 
         log.info("a line", number=number)
     assert sorted(path.name for path in file.parent.iterdir()) == ["ckptd.log", "ckptd.log.1", "ckptd.log.2"]
     assert all(path.stat().st_size <= 1 << 16 for path in file.parent.iterdir())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in file.parent.iterdir()), "its owner's alone"
     assert records(file)[-1]["number"] == 2999
 
 

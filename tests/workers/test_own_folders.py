@@ -11,6 +11,7 @@ from daemon.config.places.paths import prepare
 from daemon.contract.disk import own_folders
 from daemon.contract.disk.own_folders import is_still, own
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError
+from daemon.contract.jobs.elsewhere import ORDERS
 from daemon.publishing.kept import OutputCache
 from daemon.running.attempts.result_file import examine
 from handlers.__main__ import _refuse_another_folder
@@ -84,5 +85,9 @@ def test_a_stage_neither_begins_nor_is_believed_where_its_folder_was_replaced(tm
     assert not is_still(staging, context.staging_inode)
     with pytest.raises(Retryable, match="was replaced by another folder"):
         _refuse_another_folder(context)
+    (Path(context.result).parent / ORDERS).write_text("{}")  # on another machine the mount is at fault, and nothing is to be moved away
+    with pytest.raises(Retryable, match="does not have the folder that the daemon's machine made") as there:
+        _refuse_another_folder(context)
+    assert "mount the file system" in there.value.fault.remedy and "mv" not in there.value.fault.remedy
     result, wrong = examine(context)
     assert result is None and "was replaced by another one" in wrong

@@ -72,6 +72,12 @@ class Probe(Frozen):
     """Paths that it must see."""
     write: tuple[str, ...] = ()
     """Folders that it must be able to write into."""
+    marks: Mapping[str, str] = Field(default_factory=dict)
+    """File that was just written → what it says there, in folders that both machines must have in common."""
+    entries: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Folder → some names that the daemon's machine sees in it."""
+    scratch: str = ""
+    """As `Orders.scratch`."""
     versions: Mapping[str, str] = Field(default_factory=dict)
 
 
@@ -85,6 +91,10 @@ class Probed(Frozen):
     """Its clock, in seconds since 1970."""
     unseen: tuple[str, ...] = ()
     unwritable: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    """Folders that are there, and others than the daemon's machine has by that path."""
+    scratch: str = ""
+    """Why the scratch folder can't be used, as a clause."""
     differing: tuple[str, ...] = ()
     """Releases that differ, as clauses."""
     gpus: tuple[str, ...] = ()

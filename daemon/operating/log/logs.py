@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,6 +90,13 @@ class _Rotating(logging.handlers.RotatingFileHandler):
     """
 
     said = False
+
+    def _open(self) -> TextIOWrapper:
+        """As the library's, for a file that is its owner's alone, as the state directory is."""
+        return open(
+            self.baseFilename, "a", encoding=self.encoding, errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )  # fmt: skip
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Handle an error of `emit`."""
