@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs.messages import Outcome
 from daemon.running.cluster.port import Unsure
 from daemon.running.cluster.ray import connection
 from daemon.running.cluster.ray.connection import Connection
 from daemon.running.cluster.slurm.scheduler import Slurm
+from tests.cluster.bench import Bench, outcome, until
+from tests.cluster.fake import FakeScheduler
 from tests.cluster.test_accounting import program
 
 CLIENT = """
@@ -77,3 +81,26 @@ def test_a_client_that_gives_no_answer_for_long_is_replaced_and_one_that_fails_o
 def test_why_a_job_waits_is_said_to_its_end(tmp_path: Path, reason: str, said: str) -> None:
     program(tmp_path, "squeue", f"echo '6|ckptd.a|PENDING|{reason}|'")
     assert Slurm(directory=str(tmp_path)).look(["ckptd.a"])["ckptd.a"].reason == said
+
+
+def test_a_scheduler_that_is_away_is_said_at_its_stages_and_what_it_never_had_is_handed_in_soon_after(
+    tmp_path: Path, fake: FakeScheduler
+) -> None:
+    bench = Bench(tmp_path, fake, late=1000.0)
+    fake.down = True
+    attempt = bench.start()
+    until(lambda: attempt.place.away)
+    assert attempt.progress.message.startswith("fake gives no answer since 2")
+    assert attempt.progress.message.endswith("(nobody is there); not known whether it was handed in")
+    fake.down = False
+    assert outcome(attempt) == (Outcome.RETRYABLE, FaultCode.SCHEDULER_AWAY), "long before a file could be seen late"
+    assert attempt.place.away == "" and fake.submitted == []
+    bench.close()
+
+
+def test_a_scheduler_that_could_not_be_asked_has_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Slurm(directory=str(tmp_path / "nowhere")))
+    attempt = bench.start()
+    until(lambda: attempt.progress.message.endswith("not handed in yet"))
+    assert "sbatch can't be run" in attempt.progress.message
+    bench.close()
