@@ -14,7 +14,7 @@ import pytest
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome
 from daemon.running.cluster.attempt import ClusterAttempt
-from daemon.running.cluster.port import Ending, Resources, State, Unsure
+from daemon.running.cluster.port import CALL_SECONDS, Ending, Resources, State, Unsure
 from daemon.running.cluster.ray import connection
 from daemon.running.cluster.ray.scheduler import Ray
 from tests.cluster.bench import LATE, Bench, outcome, result_of, runs, stays, until
@@ -147,6 +147,19 @@ def test_a_cluster_that_is_lost_and_made_again_runs_the_next_attempt(ray_bench: 
     finally:
         ray_site.start_head()
         ray_site.start_node()
+    assert outcome(attempt)[0] is Outcome.RETRYABLE
+    assert outcome(ray_bench.start()) == (Outcome.SUCCEEDED, None)
+
+
+def test_a_cluster_that_is_made_again_at_once_is_connected_with_again(ray_bench: Bench, ray: Ray, ray_site: RaySite) -> None:
+    attempt = begun(ray_bench)
+    before = ray.connection.pid
+    ray.connection.patience = CALL_SECONDS
+    ray_site.kill("node")
+    ray_site.kill("head")
+    ray_site.start_head()
+    ray_site.start_node()
+    until(lambda: ray_bench.executor.link.away_since is None and ray.connection.pid not in (None, before), 2 * CALL_SECONDS)
     assert outcome(attempt)[0] is Outcome.RETRYABLE
     assert outcome(ray_bench.start()) == (Outcome.SUCCEEDED, None)
 

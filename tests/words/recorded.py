@@ -73,6 +73,11 @@ FRAGMENTS = (
     "pause {id}", "put first {id}", "quantize {name}", "use {option}", "run {install}", "see `ckptd logs`", "run `ckptd bench`",
     "see ckptd {verb} --help", "{value} s", "{value} min",
     "raise tensorrt.max_tokens", "run `ckptd toolchain install {name}`", "write the report",
+    "{scheduler} gives no answer since {since} ({why}): what runs there goes on, the rest waits, and it is asked again.",
+    "{scheduler} gives no answer since {since} ({why}); not handed in yet",
+    "{scheduler} gives no answer since {since} ({why}); not known whether it was handed in",
+    "{scheduler} gives no answer since {since} ({why}); job {id} was handed in",
+    "not handed in to {scheduler} yet",
     "the job file says nothing about the job's stages",
     "let the daemon start the report stage, which then gives it the journal's facts",
 )  # fmt: skip

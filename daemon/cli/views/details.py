@@ -21,7 +21,7 @@ from daemon.operating.log.wrapping import width_of
 from daemon.operating.wording.exports import commands, pace, retry_helps
 
 if TYPE_CHECKING:
-    from daemon.operating.monitoring.status import JobDetails, StageStatus
+    from daemon.operating.monitoring.status import AttemptStatus, JobDetails, StageStatus
 
 _FACTS = {
     "run": to_translate("run"), "step": to_translate("step"), "epoch": to_translate("epoch"), "loss": to_translate("loss"),
@@ -90,6 +90,8 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
         return translated("rejected the artifact")
     if _reused(stage):
         return translated("reused: an earlier attempt made the same")
+    if stage.retry_at is not None:
+        return translated("tried again at {time}; error: see below").format(time=local_time(stage.retry_at, "seconds"))
     return translated("error: see below") if stage.error else ""
 
 
@@ -113,10 +115,22 @@ def _why(job: JobDetails, width: int | None) -> list[Text]:
             lines += hanging(label, translated_text(text), width, style=style)
     for attempt in job.attempts:
         if attempt.outcome not in ("succeeded", None):
-            line = translated("{stage}, attempt {number}: {outcome}; its log: {log}")
+            log = _log_of(attempt)
+            line = (
+                translated("{stage}, attempt {number}: {outcome}; its log: {log}") if log
+                else translated("{stage}, attempt {number}: {outcome}; it printed nothing")
+            )  # fmt: skip
             outcome = translated(str(attempt.outcome))
-            lines += hanging("", line.format(stage=attempt.stage, number=attempt.number, outcome=outcome, log=attempt.log), None)
+            lines += hanging("", line.format(stage=attempt.stage, number=attempt.number, outcome=outcome, log=log), None)
     return lines
+
+
+def _log_of(attempt: AttemptStatus) -> str:
+    """What was printed by an attempt, or, of one that never ran, what its scheduler has to say; "" for neither."""
+    from daemon.contract.jobs.elsewhere import OUTPUT
+
+    said = os.path.join(os.path.dirname(attempt.log), OUTPUT)
+    return next((file for file in (attempt.log, said) if os.path.exists(file)), "")
 
 
 def _what_next(job: JobDetails) -> list[Text]:

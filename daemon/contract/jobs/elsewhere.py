@@ -28,6 +28,8 @@ BEGUN = "begun"
 """The daemon's: made when it first sees that a worker has the attempt. Its time is compared with no other machine's."""
 SCRIPT = "attempt.sh"
 """What the scheduler starts."""
+OUTPUT = "scheduler.txt"
+"""What the scheduler itself, or the script, has to say."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 Model = TypeVar("Model", bound=Frozen)
@@ -170,3 +172,16 @@ def get(folder: Path, name: str, kind: type[Model]) -> Model | None:
         return kind.model_validate_json((folder / name).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+
+
+def still_open(jobs: Path) -> list[tuple[Path, Orders]]:
+    """Return the attempts below a folder of jobs that may still run: without last words, not fenced and not taken back."""
+    folders = [path.parent for path in sorted(jobs.glob(f"*/*/{ORDERS}")) if _is_open(path.parent)]
+    return [(folder, orders) for folder in folders if (orders := get(folder, ORDERS, Orders)) is not None]
+
+
+def _is_open(folder: Path) -> bool:
+    if (folder / END).exists() or (folder / FENCE).exists():
+        return False
+    claim = get(folder, CLAIM, Claim)
+    return claim is None or claim.by == "worker"

@@ -5,6 +5,7 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -109,6 +110,9 @@ class DaemonState:
     """Sentences on the stages that other processes have kept from most of their CPU time for minutes. The daemon is well all the same."""
     page: PageState | None = None
     """The page and the API; None while they are off."""
+    schedulers: tuple[str, ...] = ()
+    """Sentences on schedulers of other machines: which gives no answer, and, if no daemon runs, which jobs of the last one may still run
+    there."""
     host: str | None = None
     """The machine on which it runs, if that is another one and the file system does not show its lock here: then jobs, counts and all else
     that stands in the journal are left out."""
@@ -141,6 +145,8 @@ class StageStatus:
     """The processes that take it, the largest first, as far as this user can see them."""
     memory_bytes: int | None = None
     """Memory that it held at the daemon's last look; None if it is not known, or if it does not run."""
+    retry_at: str | None = None
+    """When it is tried again, ISO 8601 in UTC; None if it does not wait for that."""
 
 
 @dataclass(frozen=True)
@@ -311,6 +317,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
             stopping=live.stopping,
             starved=live.starved,
             page=live.page,
+            schedulers=_silent_schedulers(live) if running else _left_elsewhere(state),
             host=None if away is None else away.host,
         ),
         paused=seen.paused_since,
@@ -329,6 +336,31 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
         disks=disks,
         last_end=live.last_end or read_last_end(paths),
         foreground=_in_the_foreground(state),
+    )
+
+
+def _silent_schedulers(live: LiveFile) -> tuple[str, ...]:
+    """Sentences on the schedulers that give no answer."""
+    places = [row.place for stages in live.progress.values() for row in stages.values() if row.place is not None]
+    away = dict.fromkeys(place.away for place in places if place.away)
+    return tuple(f"{said}: what runs there goes on, the rest waits, and it is asked again." for said in away)
+
+
+def _left_elsewhere(state: Path) -> tuple[str, ...]:
+    """Sentences on what the daemon that runs no more handed in, and may still run."""
+    if next(StatePaths(state).jobs.glob("*/*/orders.json"), None) is None:
+        return ()
+    from daemon.contract.jobs.elsewhere import still_open  # seldom needed
+
+    by_scheduler: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):
+        for _, orders in still_open(StatePaths(state).jobs):
+            if orders.submission != "none":
+                by_scheduler.setdefault(orders.scheduler, []).append(orders.id or orders.token)
+    return tuple(
+        f"Jobs of {scheduler} that the daemon handed in may still wait or run there: {', '.join(ids)}. A daemon that is started takes them"
+        " over."
+        for scheduler, ids in by_scheduler.items()
     )
 
 
@@ -558,7 +590,14 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         starved=starving(share, live.priority, rivals) if live and share and starved(share) else None,
         rivals=rivals,
         memory_bytes=live.memory or None if live else None,
+        retry_at=_tried_again(stage),
     )
+
+
+def _tried_again(stage: StageRow) -> str | None:
+    if stage.state != "waiting" or stage.retry_at is None or stage.due(time.time()):
+        return None
+    return datetime.fromtimestamp(stage.retry_at, UTC).isoformat(timespec="seconds")
 
 
 def _waits_for(view: JobView, scene: _Scene) -> str | None:

@@ -131,7 +131,8 @@ def pace(stage: StageStatus) -> str | None:
     """How a running stage gets on; None for one that does not run."""
     if stage.state != "running" or stage.fraction is None:
         return None
-    progress = translated("{stage} {percent:.0f} % after {time}")
+    waits = stage.place is not None and stage.place.state != "running"  # time in a queue is no time at work
+    progress = translated("{stage} has waited for {time}") if waits else translated("{stage} {percent:.0f} % after {time}")
     parts = [progress.format(stage=stage.name, percent=100 * stage.fraction, time=units.running(stage.seconds or 0))]
     parts += [translated_text(stage.message)] if stage.message else []
     parts += (

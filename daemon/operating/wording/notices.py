@@ -87,6 +87,7 @@ def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     notices += [(translated("configuration"), translated_text(value.config_problem), "red")] if value.config_problem else []
     notices += [(translated("unwell"), translated_text(why), "red") for why in value.daemon.unwell]
     notices += [(translated("short of CPU time"), translated_text(why), "yellow") for why in value.daemon.starved]
+    notices += [(translated("scheduler"), translated_text(why), "yellow") for why in value.daemon.schedulers]
     if value.daemon.page is not None and value.daemon.page.problem:
         notices.append((translated("page"), translated_text(value.daemon.page.problem), "yellow"))
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):

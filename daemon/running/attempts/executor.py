@@ -111,6 +111,8 @@ class Whereabouts:
     """Why it waits, in words."""
     host: str = ""
     """The machine that runs it."""
+    away: str = ""
+    """Since when the scheduler gives no answer, and why, in words; "" while it does."""
 
 
 WANTING, STARVED = 0.3, 0.5

@@ -51,11 +51,14 @@ class ClusterAttempt:
         """As the link's last call to the scheduler gave it."""
         self.cancel = False
         """The scheduler is to be told to end it."""
+        self.away = ""
+        """As `Link.away`."""
         self._talk = Progressing()
         self._offset = 0
         self._signs = Signs()
         self._result: StageResult | None = None
         self._lock = threading.Lock()
+        self._adopted = adopted
         if adopted:
             self._catch_up()
 
@@ -66,9 +69,19 @@ class ClusterAttempt:
         """The last thing that it said; where it is until then."""
         place, said = self.place, self._talk.progress
         if self.course.begun_at is None:
-            job, reason = f", job {place.id}" if place.id else "", f": {place.reason}" if place.reason else ""
-            return Progress(0.0, f"waits in the queue of {self.scheduler}{job}{reason}")
+            return Progress(0.0, self._in_the_queue(place))
         return Progress(said.fraction, f"{said.message} (on {place.host}, {self.scheduler} job {place.id})")
+
+    def _in_the_queue(self, place: Whereabouts) -> str:
+        submission = self.orders.submission
+        if place.away:
+            if submission == "none":
+                return f"{place.away}; not handed in yet"
+            return f"{place.away}; job {place.id} was handed in" if place.id else f"{place.away}; not known whether it was handed in"
+        if submission == "none":
+            return f"not handed in to {self.scheduler} yet"
+        job, reason = f", job {place.id}" if place.id else "", f": {place.reason}" if place.reason else ""
+        return f"waits in the queue of {self.scheduler}{job}{reason}"
 
     @property
     def warnings(self) -> list[str]:
@@ -83,7 +96,7 @@ class ClusterAttempt:
             known = self.course.last_known
         state = "running" if self.course.begun_at is not None else str(self.sighting.state)
         host = claim.host if claim is not None else known.host
-        return Whereabouts(self.scheduler, self.orders.id or known.id, state, known.word, known.reason, host)
+        return Whereabouts(self.scheduler, self.orders.id or known.id, state, known.word, known.reason, host, self.away)
 
     def poll(self) -> StageResult | None:
         """As `Attempt.poll`."""
@@ -130,6 +143,7 @@ class ClusterAttempt:
         with self._lock:
             self._signs = signs
             first = self.course.begun_at is None
+            self.course.unconfirmed = self.orders.submission == "asked" and not self._adopted
             acts = self.course.step(self._clock(), signs, self.sighting)
         if first and self.course.begun_at is not None and signs.claim is not None and signs.claim.by == "worker":
             self._mark_begun()

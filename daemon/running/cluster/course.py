@@ -19,7 +19,9 @@ from daemon.contract.jobs.elsewhere import Claim, End
 from daemon.running.cluster.port import NOT_SEEN, Ending, Sighting, State
 
 UNCONFIRMED_SECONDS = 5.0
-"""That a stopped attempt which its scheduler no longer knows is waited for: its result matters only where it was complete by then."""
+"""That a stopped attempt which its scheduler no longer knows is waited for: its result matters only where it was complete by then. So long
+also one is waited for that nobody has claimed, whose submission got no answer, and whose name the scheduler does not know: whatever comes
+late of it finds the claim taken, and ends."""
 
 
 class Act(Enum):
@@ -88,6 +90,8 @@ class Course:
     refusal: str = ""
     """Why the scheduler does not take it."""
     begun_at: float | None = None
+    unconfirmed: bool = False
+    """Whether its submission got no answer."""
     requeued: bool = False
     """Whether the scheduler lets it wait again after it ran."""
     _said: int = -1
@@ -166,7 +170,8 @@ class Course:
     def _is_lost(self, now: float) -> bool:
         if self._gone_at is None:
             return False
-        patience = min(self.late, UNCONFIRMED_SECONDS) if self.stopped else self.late
+        never_seen = self.unconfirmed and self.begun_at is None and self.last_known is NOT_SEEN
+        patience = min(self.late, UNCONFIRMED_SECONDS) if self.stopped or never_seen else self.late
         return now - max(self._gone_at, self._heard_at) >= patience
 
     def _bounded(self, now: float, signs: Signs) -> list[Act]:

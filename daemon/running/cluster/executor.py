@@ -18,7 +18,7 @@ from pathlib import Path
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import CLAIM, END, FENCE, ORDERS, SCRIPT, Claim, Orders
+from daemon.contract.jobs.elsewhere import ORDERS, SCRIPT, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.version import __version__
@@ -129,17 +129,7 @@ class ClusterExecutor:
 
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         """Attempts that were handed in and have left no last words."""
-        folders = [path.parent for path in jobs.glob(f"*/*/{ORDERS}") if _is_open(path.parent)]
-        known = {folder: elsewhere.get(folder, ORDERS, Orders) for folder in folders}
-        return {f"{orders.scheduler}:{orders.token}": folder for folder, orders in known.items() if orders is not None}
-
-
-def _is_open(folder: Path) -> bool:
-    """Whether an attempt may still run: it has no last words, was not fenced and not taken back."""
-    if (folder / END).exists() or (folder / FENCE).exists():
-        return False
-    claim = elsewhere.get(folder, CLAIM, Claim)
-    return claim is None or claim.by == "worker"
+        return {f"{orders.scheduler}:{orders.token}": folder for folder, orders in elsewhere.still_open(jobs)}
 
 
 def _earlier(folder: Path) -> Orders | None:

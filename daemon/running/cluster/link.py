@@ -6,8 +6,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from datetime import UTC, datetime
 
 from daemon.contract.faults.events import Event
+from daemon.contract.faults.text import local_time
 from daemon.running.cluster.attempt import Clock, ClusterAttempt
 from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, Unasked, Unsure
 from daemon.system.logger import Logger
@@ -33,6 +35,8 @@ class Link:
         self._looked = float("-inf")
         self.away_since: float | None = None
         """Since when (monotonic) it has given no answer; None while it does."""
+        self.away = ""
+        """The same in words, with the reason; "" while it does."""
         self._attempts: dict[str, ClusterAttempt] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -47,6 +51,7 @@ class Link:
         """Care for an attempt from now on."""
         with self._lock:
             self._attempts[attempt.orders.token] = attempt
+            attempt.away = self.away
             if not self._threads and self.runs:
                 name = self.scheduler.name
                 self._threads = [Supervised(f"{name}-calls", self._call, log), Supervised(f"{name}-files", self._watch, log)]
@@ -148,6 +153,7 @@ class Link:
     def _no_answer(self, why: str) -> None:
         if self.away_since is None:
             self.away_since = self._clock()
+            self._tell(f"{self.scheduler.name} gives no answer since {local_time(datetime.now(UTC).isoformat())} ({why})")
             log.warning(
                 f"{self.scheduler.name} gives no answer ({why}); what runs there goes on, and it is asked again",
                 event_id=Event.SCHEDULER_AWAY,
@@ -157,6 +163,14 @@ class Link:
         if self.away_since is not None:
             log.info(f"{self.scheduler.name} answers again", event_id=Event.SCHEDULER_BACK, seconds=round(self._clock() - self.away_since))
             self.away_since = None
+            self._tell("")
+
+    def _tell(self, away: str) -> None:
+        """Let the attempts know whether the scheduler answers."""
+        with self._lock:
+            self.away = away
+            for attempt in self._attempts.values():
+                attempt.away = away
 
     # The folders' thread
 

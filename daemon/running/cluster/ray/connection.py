@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -21,6 +22,10 @@ DRIVER = Path(__file__).with_name("driver.py")
 PAUSE_SECONDS = 30.0
 """Before another process is started where the last one could not be connected: each costs a second of a core."""
 REACH_SECONDS = 5.0
+UNSURE_SECONDS = 60.0
+"""For which a process may answer only that it can't say anything, before another one is connected."""
+STRANGE = re.compile(r"ClusterID|cluster ID|AuthenticationError|Unauthenticated", re.IGNORECASE)
+"""What Ray says to a process that was connected with the cluster before: it never gets to the new one at the same address."""
 SAID_SIZE = 1 << 20
 """Bytes kept of what Ray prints."""
 
@@ -35,6 +40,7 @@ class Connection:
         self._said: IO[bytes] | None = None
         self._rest = b""
         self._failed: tuple[float, str] | None = None
+        self._unsure_since: float | None = None
         self._end: Callable[[], object] = bool
 
     @property
@@ -51,7 +57,7 @@ class Connection:
     def close(self) -> None:
         """End the process; what runs on the cluster goes on."""
         self._end()
-        self._process, self._rest = None, b""
+        self._process, self._rest, self._unsure_since = None, b"", None
 
     def _start(self) -> None:
         if self._failed is not None and time.monotonic() - self._failed[0] < PAUSE_SECONDS:
@@ -89,11 +95,20 @@ class Connection:
             last = _last_line(self._said)
             self.close()
             raise Unsure(last or f"its client ended: {error}") from None
+        if "unsure" in said:
+            self._renew_where_lost(said["unsure"])
+            raise Unsure(said["unsure"])
+        self._unsure_since = None
         if "refused" in said:
             raise Refused(said["refused"])
-        if "unsure" in said:
-            raise Unsure(said["unsure"])
         return said["answer"]
+
+    def _renew_where_lost(self, why: str) -> None:
+        """End a process that will not get an answer any more: the next question is another one's."""
+        now = time.monotonic()
+        self._unsure_since = now if self._unsure_since is None else self._unsure_since
+        if STRANGE.search(why) or now - self._unsure_since >= UNSURE_SECONDS:
+            self.close()
 
     def _line(self, process: subprocess.Popen[bytes]) -> bytes:
         """The next line that the process writes. Raises OSError where it ends, or takes too long."""

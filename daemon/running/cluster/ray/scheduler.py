@@ -13,12 +13,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.jobs.elsewhere import OUTPUT
 from daemon.running.cluster.port import CALL_SECONDS, Ending, Resources, Sighting, State
 from daemon.running.cluster.ray.connection import Connection
 from daemon.running.cluster.ray.words import ending_of, reason_to_wait
-
-OUTPUT = "scheduler.txt"
-"""File of the attempt's folder for what its script says."""
 
 
 class Ray:

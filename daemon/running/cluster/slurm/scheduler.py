@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from daemon.contract.jobs.elsewhere import OUTPUT
 from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unasked, Unsure
 from daemon.running.cluster.slurm.words import ENDINGS, PENDING, reason_in_words
 
-OUTPUT = "scheduler.txt"
-"""File of the attempt's folder for what Slurm itself has to say."""
 ACCOUNTED_DAYS, NAMES = 7, 50
 """How long ago a job may have been handed in that the accounting is asked for, and of how many with one call."""
 SILENT_SECONDS = 600.0

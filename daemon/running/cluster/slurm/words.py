@@ -41,6 +41,7 @@ _REASONS = {
     "AssocGrpGRES": "its account has as many GPUs as it may",
     "QOSMaxGRESPerUser": "its QoS allows its user no more GPUs",
     "QOSMaxWallDurationPerJobLimit": "it asks for more time than its QoS allows",
+    "Nodes required for job are DOWN": "no machine can take it: down, drained or reserved",
     "Cleaning": "its last run is being cleaned up",
 }
 
@@ -48,7 +49,7 @@ _REASONS = {
 def reason_in_words(reason: str) -> str:
     """Why a job waits; a reason that is not known here is given as it is."""
     key = reason.partition(",")[0].strip().strip("()")
-    words = _REASONS.get(key)
+    words, whole = _REASONS.get(key), reason.strip().strip("()")
     if words is None:
-        return f"Slurm says {key}" if key else ""
-    return f"{words} ({key})" if words else ""
+        return f"Slurm says {whole}" if whole else ""
+    return words if " " in key or not words else f"{words} ({key})"
