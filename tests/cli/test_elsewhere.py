@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from daemon.cli.views.details import _note, print_job
 from daemon.cli.views.status import status_lines
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import CLAIM, END, ORDERS, OUTPUT, Claim, End, Orders
+from daemon.journal.rows import StageRow
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
-from daemon.operating.monitoring.status import AttemptStatus, JobDetails, snapshot
+from daemon.operating.monitoring.status import AttemptStatus, JobDetails, _stage, snapshot
 from daemon.operating.wording.exports import pace
 from daemon.running.attempts.executor import Whereabouts
 from daemon.system.lock import locked
@@ -62,10 +65,12 @@ def test_time_in_a_queue_does_not_count_as_work_of_the_stage() -> None:
 
 
 def test_a_stage_that_is_tried_again_says_when() -> None:
-    later = (datetime.now(UTC) + timedelta(minutes=5)).isoformat(timespec="seconds")
-    waits = stage("merge", "waiting", error="its machine was lost", retry_at=later)
+    fault = Fault(code=FaultCode.NODE_LOST, operation="run the stage merge", cause="its machine was lost", remedy="nothing")
+    row = StageRow("merge", "waiting", 1, 1, time.time() + 300, 600.0, None, None, fault)
+    waits = _stage(row, None, None, ())
     note = _note(JobDetails(**vars(job(stages=(waits,))), attempts=()), waits)
     assert note.startswith("tried again at 20") and note.endswith("; error: see below")
+    assert _stage(replace(row, retry_at=time.time() - 1), None, None, ()).retry_at is None, "it is about to be"
 
 
 @pytest.mark.parametrize(("files", "said"), [
