@@ -11,6 +11,7 @@ import pytest
 from daemon.cli.views.details import _note, print_job
 from daemon.cli.views.status import status_lines
 from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import CLAIM, END, ORDERS, OUTPUT, Claim, End, Orders
 from daemon.journal.rows import StageRow
@@ -64,7 +65,7 @@ def test_time_in_a_queue_does_not_count_as_work_of_the_stage() -> None:
 
 
 def test_a_stage_that_is_tried_again_says_when() -> None:
-    fault = Fault(code="node-lost", operation="run the stage merge", cause="its machine was lost", remedy="nothing")
+    fault = Fault(code=FaultCode.NODE_LOST, operation="run the stage merge", cause="its machine was lost", remedy="nothing")
     row = StageRow("merge", "waiting", 1, 1, time.time() + 300, 600.0, None, None, fault)
     waits = _stage(row, None, None, ())
     note = _note(JobDetails(**vars(job(stages=(waits,))), attempts=()), waits)
