@@ -172,8 +172,10 @@ def test_a_socket_serves_as_a_port_does_and_one_that_a_dead_daemon_left_is_repla
     assert path.stat().st_mode & 0o777 == 0o660
 
 
-def test_a_file_where_the_socket_should_be_is_kept_and_named(make_site: Make, tmp_path: Path) -> None:
-    path = tmp_path / "notes"
+def test_a_file_where_the_socket_should_be_is_kept_and_named(make_site: Make, request: pytest.FixtureRequest) -> None:
+    folder = tempfile.mkdtemp(dir="/tmp")
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    path = Path(folder, "notes")
     path.write_text("of a person")
     site = make_site()
     site.page.adopt(site.with_page(listen=f"unix:{path}"))

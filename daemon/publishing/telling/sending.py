@@ -29,6 +29,7 @@ from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.publishing.telling import hook, webhook
 from daemon.publishing.telling.outcome import LIMIT_SECONDS, NO_SERVICE, Outcome, without_secrets
+from daemon.system.processes.signals import on_signals
 
 _REJECTED = re.compile(r"\berror=(400|413|415|422)\b")
 """Answers by which a service says that the message, not the service, is the trouble."""
@@ -168,7 +169,7 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # services' libraries may print
     writing, threads = threading.Lock(), list[threading.Thread]()
     hook.adopt_orphans()
-    signal.signal(signal.SIGTERM, _end)
+    on_signals((signal.SIGTERM,), _end)
 
     def obey(order: dict[str, Any]) -> None:
         try:
@@ -188,7 +189,7 @@ def main() -> None:
         thread.join()
 
 
-def _end(*_: object) -> None:
+def _end() -> None:
     """The daemon stops."""
     hook.end_all()
     os.killpg(0, signal.SIGKILL)
