@@ -34,7 +34,7 @@ from daemon.running.cluster.by_stage import tail_of
 
 T = TypeVar("T")
 FRESH_SECONDS = 1.0
-MOST_RUNS = 1_000_000
+EVERY_RUN = 1_000_000
 MOST_KEPT = 64
 """Answers that are kept; the oldest goes first."""
 
@@ -96,7 +96,7 @@ class Reader:
 
     def runs(self, limit: int, skip: int = 0) -> RunsPage:
         """A page of the runs."""
-        every = self._once(("runs",), lambda: runs_page(self.state, MOST_RUNS))  # to count them is as much work as to list them
+        every = self._once(("runs",), lambda: runs_page(self.state, EVERY_RUN))  # to count them is as much work as to list them
         return RunsPage(every.runs[skip : skip + limit], every.total)
 
     def quality(self, run: str, root: str = "") -> RunQuality:

@@ -140,7 +140,8 @@ def test_why_a_peer_can_not_be_reached_is_in_words_that_are_translated(make_site
 def test_text_that_no_page_can_hold_and_values_of_other_types_break_no_page(make_site: Make) -> None:
     odd = "\ud800"
     body = json.dumps({
-        "version": odd, "daemon": {"running": True, "verdict": odd, "unwell": [odd, 1] * 5000}, "counts": {odd: 7, "failed": True, "x": []},
+        "version": odd, "daemon": {"running": True, "verdict": f"{odd}\u202e\x1b[2J", "unwell": [odd, 1] * 5000},
+        "counts": {odd: 7, "failed": True, "x": []},
         "jobs": [1, None, {"state": ["running"]}, {"state": "running", "run": odd, "activity": {}, "step": "x", "left_seconds": 1e308}],
     }).encode()  # fmt: skip
     with answering(lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)) as address:
@@ -148,6 +149,7 @@ def test_text_that_no_page_can_hold_and_values_of_other_types_break_no_page(make
         wait_until(lambda: first(site)["status"])
         page = site.ask("/boxes", Accept="text/html")
         assert page.status == 200 and "?: 7" in page.body.decode() and len(page.body) < 100_000
+        assert not {"\u202e", "\x1b"} & set(page.body.decode()), "nor moves what stands around it"
 
 
 def test_an_address_that_no_connection_can_be_made_of_keeps_no_other_from_being_asked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from daemon.contract.faults.text import printable
 from daemon.contract.light import dataclass
 from daemon.contract.values import number_at, text_at, value_at, whole_at
 from daemon.page.peers import Peer
@@ -82,6 +83,6 @@ def _works(rows: list[Any]) -> Iterator[Work]:
 
 
 def _short(text: str) -> str:
-    """Text that UTF-8 can hold: JSON can say halves of surrogate pairs."""
+    """What another machine said, as every line that is shown: short, in one line, without controls or halves of surrogate pairs."""
     short = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
-    return short.encode(errors="replace").decode()
+    return printable(short.encode(errors="replace").decode())
