@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 # Tests that run side by side. Each process holds torch; many tests wait for children, so that there are more processes than cores.
 JOBS ?= 4
+# A process that dies, or is ended since a test hangs (tests/hanging.py), ends the run: another would begin with the same test.
+XDIST := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -36,11 +38,11 @@ demo: install ## train a small model here and export it; DEMO="--keep DIR"
 	$(BIN)/ckptd demo $(DEMO)
 
 test: install-dev lint ## lint and the quick tests; JOBS=N side by side, PYTEST="tests/onnx -k name"
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) $(XDIST) $(PYTEST)
 
 test-changed: install-dev ## what the edits since SINCE=HEAD can touch, as far as two minutes suffice
 	@files=$$($(BIN)/python -m tests.changed $(or $(SINCE),HEAD)); echo "$$files" | wc -l | xargs -I N echo "N files of tests"; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --seconds 90 $(PYTEST) $$files
+	$(BIN)/python -m pytest -n $(JOBS) $(XDIST) --seconds 90 $(PYTEST) $$files
 
 # One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
 test-slow: install-dev ## all tests, one after the other

@@ -24,6 +24,7 @@ from daemon.config.sources import given_on_command_line
 from daemon.journal.journal import Journal
 from daemon.running.workers import containment
 from tests import marian, models
+from tests.hanging import pytest_configure as pytest_configure
 from tests.service import Service, making
 from tests.sharing import shared
 
