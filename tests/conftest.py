@@ -32,6 +32,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Thousands of processes are started here, and each would compile all of our modules again where the environment says so, as many images of
 # containers do: a third of what a command costs. The same is true of the tests themselves, which pytest rewrites.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Most people's Python keeps what it could not write, and tries again at its end.
+os.environ.pop("PYTHONUNBUFFERED", None)
 sys.dont_write_bytecode = False
 # Graphs are optimized in tests/onnx/optimize/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"

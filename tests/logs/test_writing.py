@@ -183,9 +183,11 @@ def test_a_console_gets_readable_lines_and_a_pipe_json(set_up: SetUp, monkeypatc
 ON_A_FULL_DISK = """
 import structlog
 from pathlib import Path
+from daemon.cli.views.markup import set_up_outputs
 from daemon.config.settings import LogSettings
 from daemon.operating.log import logs
 from daemon.contract.faults.events import Event
+set_up_outputs()
 logs.set_up(LogSettings(), Path("/dev/full"))
 try:
     raise ValueError("a traceback is longer than a line")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import io
 import os
@@ -33,8 +34,10 @@ def set_up_outputs() -> None:
     Where that would be every word of a Chinese sentence, the sentences are English.
     What the caller has closed (`>&-`) leads nowhere: there is no stream then, and its number would be that of the next file that is opened.
     A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none.
+    What stderr did not take, since its disk is full, does not decide how the program ends.
     """
     _open_closed()
+    atexit.register(_leave_unwritten)
     if not (columns := os.environ.get("COLUMNS", "")).isdecimal() or int(columns) < _NO_WIDTH:
         os.environ.pop("COLUMNS", None)
     for stream in (sys.stdout, sys.stderr):
@@ -42,6 +45,14 @@ def set_up_outputs() -> None:
             stream.reconfigure(errors="replace")
             if not _can_show(_CHINESE, stream.encoding):
                 speak_english()
+
+
+def _leave_unwritten() -> None:
+    """Python ends with 120 where what stderr keeps can't be written in the end either."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _can_show(text: str, encoding: str) -> bool:
