@@ -44,7 +44,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, CkptdError)
-    return refusal_of(error)
+    return await screens.said(request, error) if screens.is_for_people(request) else refusal_of(error)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

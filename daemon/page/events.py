@@ -74,6 +74,7 @@ class Feed:
             pause = LOOK_SECONDS
             if seen is not None and stamp != seen:
                 pause = REST_SECONDS
+                self._context.reader.forget()  # else who looks again is shown what was kept of before, and told of nothing more
                 for news in self._streams:
                     news.set()
             seen = stamp
