@@ -188,11 +188,15 @@ train_run(Path(sys.argv[1]), Path(sys.argv[2]), steps=int(sys.argv[3]), save_ste
 
 
 def exports_beside(folder: Path, pairs: int) -> dict[str, float]:
-    """What PAGES open pages take from exports of a tiny model."""
+    """What PAGES open pages take from exports of a tiny model, with JOBS earlier ones in the journal."""
+    from tests.page.filled import fill
+
     port, base = free_port(), _stages.make_base(folder / "base")
     _common.run_child(_common.python("-c", TRAIN, str(base), str(folder / "training"), str(2 * pairs + 1)))
     taken: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
-    with serving(daemon_with(folder / "daemon", port), port) as daemon:
+    argv = daemon_with(folder / "daemon", port)
+    fill(folder / "daemon" / "state", folder / "daemon" / "out", JOBS)
+    with serving(argv, port) as daemon:
         exported(daemon, folder, 1)  # with which the daemon loads what it needs
         for pair in range(pairs):
             for place, is_open in enumerate(random.sample((False, True), 2)):
@@ -211,7 +215,7 @@ def exports_beside(folder: Path, pairs: int) -> dict[str, float]:
 
 def exported(daemon: psutil.Popen, folder: Path, step: int) -> tuple[float, float, float]:
     """Seconds of an export, and CPU seconds of the daemon and of this program meanwhile."""
-    run, arrives = f"run-{step}", folder / "arrives" / f"run-{step}"
+    run, arrives = f"new-{step}", folder / "arrives" / f"new-{step}"
     shutil.copytree(folder / "training" / f"checkpoint-{step}", arrives / f"checkpoint-{step}")
     before = cpu_seconds(daemon), time.process_time()
     os.rename(arrives, folder / "daemon" / "runs" / run)
