@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -29,7 +29,7 @@ def make_app(context: Context, peers: Peers) -> ASGIApp:
     feed, streams = events.routes(context)
     app = Starlette(
         routes=[*health.routes(), *streams, *api.routes(), *login.routes(), *controls.routes(on=context.page.control), *screens.routes()],
-        exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
+        exception_handlers={HTTPException: _refused, CkptdError: _ours, ClientDisconnect: _gone, Exception: _unforeseen},
     )
     app.router.redirect_slashes = False
     app.state.context, app.state.feed, app.state.peers, app.state.bodies = context, feed, peers, Bodies()
@@ -45,6 +45,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, CkptdError)
     return await screens.said(request, error) if screens.is_for_people(request) else refusal_of(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Who left in the middle of a request hears nothing, and is no error of ours."""
+    return Response(status_code=400)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

@@ -114,8 +114,13 @@ class Server:
             proxy_headers=False, server_header=False, backlog=ACCEPTED, timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
-        asking = asyncio.create_task(peers.run())
+        asking, server = asyncio.create_task(peers.run()), _Uvicorn(config, context.closing)
         try:
-            await _Uvicorn(config, context.closing).serve(sockets=[self._listener])
+            await server.serve(sockets=[self._listener])
+        except Exception:
+            context.closing.set()  # else a client waits on a connection that nobody serves
+            if server.started:
+                await server.shutdown(sockets=[self._listener])
+            raise
         finally:
             asking.cancel()

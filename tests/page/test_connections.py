@@ -104,6 +104,17 @@ def test_clients_that_read_nothing_take_no_more_than_their_connection(make_site:
         assert site.ask("/api/v1/status").status == 200
 
 
+def test_who_leaves_in_the_middle_of_a_request_is_no_error_of_the_page(make_site: Make) -> None:
+    site = make_site()
+    with capture_logs() as lines:
+        for body in (b"Content-Length: 10\r\n\r\na", b"Transfer-Encoding: chunked\r\n\r\n5\r\na"):
+            with site.open() as client:
+                client.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n" + body)
+        assert site.ask("/api/v1/status").status == 200
+        time.sleep(0.5)
+    assert lines == []
+
+
 def test_a_connection_serves_several_requests(make_site: Make) -> None:
     site = make_site()
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)
