@@ -10,10 +10,11 @@ from starlette.types import ASGIApp
 
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.faults.events import Event
-from daemon.page import api, controls, events, health, login
+from daemon.page import api, controls, events, health
+from daemon.page.access import login
+from daemon.page.access.guard import Guard
 from daemon.page.answers import Bodies, refusal, refusal_of
 from daemon.page.context import Context
-from daemon.page.guard import Guard
 from daemon.page.peers import Peers
 from daemon.page.screens import routes as screens
 from daemon.system.logger import Logger

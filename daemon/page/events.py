@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from daemon.page.access.connections import most_connections
 from daemon.page.answers import refusal
-from daemon.page.connections import most_connections
 from daemon.page.context import Context
 
 LOOK_SECONDS = 1.0

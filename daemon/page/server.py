@@ -16,8 +16,8 @@ import uvicorn
 from daemon.config.settings import Settings
 from daemon.contract.faults.events import Event
 from daemon.operating.outward import Serving
+from daemon.page.access.connections import ACCEPTED, BACKLOG, HEAD_BYTES, Connection
 from daemon.page.app import make_app
-from daemon.page.connections import ACCEPTED, BACKLOG, HEAD_BYTES, Connection
 from daemon.page.context import Context
 from daemon.page.peers import LastAnswer, Peers
 from daemon.system.logger import Logger

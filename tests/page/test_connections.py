@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.config.places.paths import prepare
-from daemon.page import connections
+from daemon.page.access import connections
 from tests.page.conftest import Site, wait_until
 
 Make = Callable[..., Site]

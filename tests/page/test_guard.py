@@ -12,9 +12,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from daemon.config.page import PageSettings
-from daemon.page import tokens
-from daemon.page.guard import MOST_BODY
-from daemon.page.login import here
+from daemon.page.access import tokens
+from daemon.page.access.guard import MOST_BODY
+from daemon.page.access.login import here
 from tests.page.conftest import TOKEN, Answer, Site, say_alive
 
 Make = Callable[..., Site]
