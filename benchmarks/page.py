@@ -1,21 +1,32 @@
-"""What the page costs: each route over a journal of 10,000 jobs, a scrape, memory with and without it, and ten open pages.
+"""What the page costs: each route over a journal of 10,000 jobs, a scrape, memory with and without it, ten open pages, and what these take
+from an export.
 
 Beside it, in the same run: `ckptd status --json` as a command on the same journal, and a bare starlette route under uvicorn. Routes are
 asked once a second, so that each answer is read anew: one that is kept for others, as with several open pages, takes a few ms. Ten open
-pages wait for events and ask for what they show at each; something changes every second. What they cost exports is the daemon's CPU time.
+pages wait for events and ask for what they show at each; something changes every second.
+
+`--exports N` lets a daemon export 2 N checkpoints of a tiny model, in pairs: one with ten open pages and one without, in a random order.
+`export_slowdown_percent` is the median of the pairs' ratios, with its quartiles; the pages' own programs run on the same cores, which
+browsers do not, so their CPU time is given beside that of the daemon. On a busy machine set CKPTD_LIMITS__PRIORITY=normal: a stage in the
+idle class would get nothing there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import random
+import shutil
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +34,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _common
+from benchmarks import _common, _stages
 from benchmarks.daemon import cpu_seconds, write_config
 
 JOBS, PAGES = 10_000, 10
@@ -119,20 +130,37 @@ def routes_ms(folder: Path, rounds: int) -> dict[str, Any]:
     return figures
 
 
+@contextlib.contextmanager
+def pages_open(port: int, count: int) -> Iterator[None]:
+    """Open pages, as browsers have them: a stream each, and a connection by which they look again at each change."""
+    end = threading.Event()
+
+    def look() -> None:
+        streams, asks = (http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(2))
+        with contextlib.closing(streams), contextlib.closing(asks):
+            streams.request("GET", "/events")
+            stream = streams.getresponse()
+            while not end.is_set() and (line := stream.readline()):
+                if line.startswith(b"event: "):
+                    asks.request("GET", "/", headers={"Accept": "text/html"})
+                    asks.getresponse().read()
+
+    watchers = [threading.Thread(target=look, daemon=True) for _ in range(count)]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        yield
+    finally:
+        end.set()
+        for watcher in watchers:
+            watcher.join(20)
+
+
 def open_pages(daemon: psutil.Popen, folder: Path, port: int, seconds: float) -> dict[str, float]:
     """CPU time of the daemon without and with PAGES open pages, in percent of a core, while something changes every second."""
     from daemon.journal.journal import Journal
 
-    journal, end = Journal(folder / "state" / "journal.sqlite3"), threading.Event()
-
-    def look() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", "/events")
-        stream = connection.getresponse()
-        while not end.is_set() and (line := stream.readline()):
-            if line.startswith(b"event: changed"):
-                get(port, "/")
-        connection.close()
+    journal = Journal(folder / "state" / "journal.sqlite3")
 
     def spent() -> float:
         before, until, paused = cpu_seconds(daemon), time.monotonic() + seconds, False
@@ -143,17 +171,63 @@ def open_pages(daemon: psutil.Popen, folder: Path, port: int, seconds: float) ->
         return 100 * (cpu_seconds(daemon) - before) / seconds
 
     without = spent()
-    watchers = [threading.Thread(target=look, daemon=True) for _ in range(PAGES)]
-    for watcher in watchers:
-        watcher.start()
-    time.sleep(3)
-    with_pages = spent()
-    end.set()
+    with pages_open(port, PAGES):
+        time.sleep(3)
+        with_pages = spent()
     journal.controls.pause_all(False)
     journal.close()
-    for watcher in watchers:
-        watcher.join(20)
     return {"cpu_percent_without_open_pages": without, "cpu_percent_with_open_pages": with_pages, "open_pages": PAGES}
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from tests.models import train_run
+train_run(Path(sys.argv[1]), Path(sys.argv[2]), steps=int(sys.argv[3]), save_steps=1)
+"""
+
+
+def exports_beside(folder: Path, pairs: int) -> dict[str, float]:
+    """What PAGES open pages take from exports of a tiny model, with JOBS earlier ones in the journal."""
+    from tests.page.filled import fill
+
+    port, base = free_port(), _stages.make_base(folder / "base")
+    _common.run_child(_common.python("-c", TRAIN, str(base), str(folder / "training"), str(2 * pairs + 1)))
+    taken: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+    argv = daemon_with(folder / "daemon", port)
+    fill(folder / "daemon" / "state", folder / "daemon" / "out", JOBS)
+    with serving(argv, port) as daemon:
+        exported(daemon, folder, 1)  # with which the daemon loads what it needs
+        for pair in range(pairs):
+            for place, is_open in enumerate(random.sample((False, True), 2)):
+                with pages_open(port, PAGES if is_open else 0):
+                    taken[is_open].append(exported(daemon, folder, 2 + 2 * pair + place))
+    both = list(zip(taken[True], taken[False], strict=True))
+    ratios = [100 * (beside[0] / alone[0] - 1) for beside, alone in both]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {
+        "export_slowdown_percent": middle, "export_slowdown_low": low, "export_slowdown_high": high, "exports": 2 * pairs,
+        "export_s": statistics.median(seconds for seconds, *_ in taken[False]),
+        "daemon_cpu_percent_of_pages": statistics.median(100 * (beside[1] - alone[1]) / beside[0] for beside, alone in both),
+        "client_cpu_percent_of_pages": statistics.median(100 * beside[2] / beside[0] for beside, _ in both),
+    }  # fmt: skip
+
+
+def exported(daemon: psutil.Popen, folder: Path, step: int) -> tuple[float, float, float]:
+    """Seconds of an export, and CPU seconds of the daemon and of this program meanwhile."""
+    run, arrives = f"new-{step}", folder / "arrives" / f"new-{step}"
+    shutil.copytree(folder / "training" / f"checkpoint-{step}", arrives / f"checkpoint-{step}")
+    before = cpu_seconds(daemon), time.process_time()
+    os.rename(arrives, folder / "daemon" / "runs" / run)
+    while True:
+        time.sleep(0.5)
+        with contextlib.closing(sqlite3.connect(folder / "daemon" / "state" / "journal.sqlite3", timeout=30)) as journal:
+            row = journal.execute("SELECT state, started, ended FROM job WHERE run = ? AND ended IS NOT NULL", (run,)).fetchone()
+        if row is not None:
+            if row[0] != "succeeded":
+                raise RuntimeError(f"the export of {run} ended as {row[0]}")
+            began, ended = map(datetime.fromisoformat, row[1:])
+            return (ended - began).total_seconds(), cpu_seconds(daemon) - before[0], time.process_time() - before[1]
 
 
 def memory(folder: Path, settle: float) -> dict[str, float]:
@@ -172,10 +246,12 @@ def memory(folder: Path, settle: float) -> dict[str, float]:
 def main() -> None:
     parser = _common.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=30, help="requests to each route")
+    parser.add_argument("--exports", type=int, default=0, help="pairs of exports, with and without open pages; 0: none")
     arguments = parser.parse_args()
     with _common.scratch("page") as folder:
         (folder / "many").mkdir()
         figures = memory(folder, 20.0) | routes_ms(folder / "many", arguments.rounds)
+        figures |= exports_beside(folder, arguments.exports) if arguments.exports else {}
     _common.write(
         "page", {name: round(value, 2) for name, value in figures.items()}, arguments.json, libraries=("starlette", "uvicorn", "h11")
     )

@@ -72,6 +72,7 @@ class PageSettings(Section):
     url: str = ""
     token_file: OptionalPath = None
     hosts: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()
     peers: tuple[str, ...] = Field(default=(), max_length=MOST_PEERS)
     peer_tokens: OptionalPath = None
     control: bool = False
@@ -97,6 +98,18 @@ class PageSettings(Section):
     def _hosts_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [name for name in value if not _NAME.fullmatch(name)]:
             raise ValueError(f"{wrong[0]!r} is no name of a host; write it without scheme and port, for example 'ckptd.example.org'")
+        return value
+
+    @field_validator("proxies")
+    @classmethod
+    def _proxies_are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in value:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ValueError(
+                    f"{proxy!r} is no address and no network; write for example '10.0.0.5' or '10.0.0.0/24', whose host part is 0"
+                ) from None
         return value
 
     @field_validator("peers")

@@ -144,6 +144,13 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     )
 
 
+def standing(connection: sqlite3.Connection) -> tuple[str | None, int]:
+    """When everything was paused, None while it is not, and how many jobs were begun and have not ended: without a look at all jobs."""
+    paused = connection.execute("SELECT at FROM control WHERE name = ?", (PAUSED,)).fetchone()
+    (running,) = connection.execute("SELECT count(*) FROM job WHERE state = 'running'").fetchone()
+    return paused[0] if paused else None, int(running)
+
+
 def ids_failed(connection: sqlite3.Connection) -> list[str]:
     """The ids of the jobs that failed, in the order in which they were taken."""
     return [str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state = 'failed' ORDER BY created, id")]

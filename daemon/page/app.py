@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.faults.events import Event
-from daemon.page import api, controls, events, health, login
+from daemon.page import api, controls, events, health
+from daemon.page.access import login
+from daemon.page.access.guard import Guard
 from daemon.page.answers import Bodies, refusal, refusal_of
 from daemon.page.context import Context
-from daemon.page.guard import Guard
 from daemon.page.peers import Peers
 from daemon.page.screens import routes as screens
 from daemon.system.logger import Logger
@@ -29,7 +30,7 @@ def make_app(context: Context, peers: Peers) -> ASGIApp:
     feed, streams = events.routes(context)
     app = Starlette(
         routes=[*health.routes(), *streams, *api.routes(), *login.routes(), *controls.routes(on=context.page.control), *screens.routes()],
-        exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
+        exception_handlers={HTTPException: _refused, CkptdError: _ours, ClientDisconnect: _gone, Exception: _unforeseen},
     )
     app.router.redirect_slashes = False
     app.state.context, app.state.feed, app.state.peers, app.state.bodies = context, feed, peers, Bodies()
@@ -44,7 +45,12 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, CkptdError)
-    return refusal_of(error)
+    return await screens.said(request, error) if screens.is_for_people(request) else refusal_of(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Who left in the middle of a request hears nothing, and is no error of ours."""
+    return Response(status_code=400)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

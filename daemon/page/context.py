@@ -13,8 +13,8 @@ from daemon.config.page import PageSettings
 from daemon.config.settings import Settings
 from daemon.contract.faults.events import Event
 from daemon.operating.outward import Exposition, Serving
+from daemon.page.access.tokens import Client, Tries
 from daemon.page.reader import Reader
-from daemon.page.tokens import Client, Tries
 from daemon.system.logger import Logger
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from daemon.contract.language.catalog import translated_text
 from daemon.journal.journal import Journal
 from daemon.operating import steering
 from daemon.operating.monitoring.status import JobDetails
+from daemon.page.access.login import fields_of, here
 from daemon.page.answers import answer, in_language, refusal
 from daemon.page.context import Context, context_of
-from daemon.page.login import fields_of, here
 from daemon.system.logger import Logger
 
 log = Logger("page")

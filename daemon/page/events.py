@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from daemon.page.access.connections import most_connections
 from daemon.page.answers import refusal
-from daemon.page.connections import most_connections
 from daemon.page.context import Context
 
 LOOK_SECONDS = 1.0
@@ -74,6 +74,7 @@ class Feed:
             pause = LOOK_SECONDS
             if seen is not None and stamp != seen:
                 pause = REST_SECONDS
+                self._context.reader.forget()  # else who looks again is shown what was kept of before, and told of nothing more
                 for news in self._streams:
                     news.set()
             seen = stamp

@@ -37,6 +37,8 @@ FRESH_SECONDS = 1.0
 EVERY_RUN = 1_000_000
 MOST_KEPT = 64
 """Answers that are kept; the oldest goes first."""
+MOST_BYTES = 256 << 10
+"""Of a page that is kept; what is larger is seldom asked for twice."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Reader:
         self._kept: dict[tuple[Any, ...], tuple[float, Any]] = {}
         self._reading: dict[tuple[Any, ...], threading.Lock] = {}
         self._lock = threading.Lock()
+        self._forgotten = 0.0
 
     @property
     def state(self) -> Path:
@@ -82,26 +85,26 @@ class Reader:
 
     def status(self, jobs: int = 50) -> Snapshot:
         """As `ckptd status`, with at most so many jobs."""
-        return self._once(("status", jobs), lambda: replace(snapshot(self.state, limit=jobs, anywhere=True), config=self._config()))
+        return self.once(("status", jobs), lambda: replace(snapshot(self.state, limit=jobs, anywhere=True), config=self._config()))
 
     def jobs(self, wanted: Filter, limit: int, before: str | None = None) -> JobsPage:
         """A page of exports, the newest first."""
-        return self._once(("jobs", wanted, limit, before), lambda: jobs_page(self.state, wanted, limit, before))
+        return self.once(("jobs", wanted, limit, before), lambda: jobs_page(self.state, wanted, limit, before))
 
     def job(self, wanted: str, *, now: bool = False) -> JobDetails:
         """As `ckptd show`; `now`: not as it was up to a second ago. Raises UsageError unless it is exactly one job."""
         if now:
             return find_job(self.state, wanted)
-        return self._once(("job", wanted), lambda: find_job(self.state, wanted, by_hand=True))
+        return self.once(("job", wanted), lambda: find_job(self.state, wanted, by_hand=True))
 
     def runs(self, limit: int, skip: int = 0) -> RunsPage:
         """A page of the runs."""
-        every = self._once(("runs",), lambda: runs_page(self.state, EVERY_RUN))  # to count them is as much work as to list them
+        every = self.once(("runs",), lambda: runs_page(self.state, EVERY_RUN))  # to count them is as much work as to list them
         return RunsPage(every.runs[skip : skip + limit], every.total)
 
     def quality(self, run: str, root: str = "") -> RunQuality:
         """As `ckptd quality`, of a run of exactly this name, below `root` where several have it. Raises UsageError where there is none."""
-        return self._once(
+        return self.once(
             ("quality", run, root, language()), lambda: quality_in_journal(self.state, run, self._settings().select.best_variant, root)
         )
 
@@ -128,7 +131,7 @@ class Reader:
 
     def daemon(self) -> Signs:
         """How the daemon is, by its live file alone, which is read without the journal."""
-        return self._once(("daemon",), lambda: Signs.of(read_live(StatePaths(self.state).live)))
+        return self.once(("daemon",), lambda: Signs.of(read_live(StatePaths(self.state).live)))
 
     def stamp(self) -> tuple[int, ...]:
         """Something else than before, whenever journal or live file were written."""
@@ -136,12 +139,14 @@ class Reader:
         return tuple(part for path in (paths.journal, paths.live) for part in _times(path))
 
     def forget(self) -> None:
-        """Read everything anew: something was changed."""
+        """Read everything anew: something was changed. What is being read just now may be of before, and is not kept either."""
         with self._lock:
             self._kept.clear()
+            self._forgotten = time.monotonic()
 
-    def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
-        """What was read for this within the last second, else what `read` gives; who asks meanwhile waits for the same answer."""
+    def once(self, key: tuple[Any, ...], read: Callable[[], T], *, size: Callable[[T], int] = lambda _: 0) -> T:
+        """What was read for this within the last second, else what `read` gives; who asks meanwhile waits for the same answer. `size`: its
+        bytes, where it may be too large to be kept."""
         with self._lock:
             reading = self._reading.setdefault(key, threading.Lock())
         with reading:
@@ -150,7 +155,8 @@ class Reader:
                     kept = self._kept.get(key)
                 if kept is None or time.monotonic() - kept[0] >= FRESH_SECONDS:
                     kept = (time.monotonic(), read())
-                    self._keep(key, kept)
+                    if size(kept[1]) <= MOST_BYTES:
+                        self._keep(key, kept)
             finally:
                 with self._lock:
                     if self._reading.get(key) is reading:
@@ -161,6 +167,8 @@ class Reader:
     def _keep(self, key: tuple[Any, ...], kept: tuple[float, Any]) -> None:
         with self._lock:
             self._kept.pop(key, None)
+            if kept[0] <= self._forgotten:
+                return
             self._kept[key] = kept
             while len(self._kept) > MOST_KEPT:
                 del self._kept[next(iter(self._kept))]

@@ -16,8 +16,8 @@ import uvicorn
 from daemon.config.settings import Settings
 from daemon.contract.faults.events import Event
 from daemon.operating.outward import Serving
+from daemon.page.access.connections import ACCEPTED, BACKLOG, HEAD_BYTES, Connection
 from daemon.page.app import make_app
-from daemon.page.connections import ACCEPTED, BACKLOG, HEAD_BYTES, Connection
 from daemon.page.context import Context
 from daemon.page.peers import LastAnswer, Peers
 from daemon.system.logger import Logger
@@ -114,8 +114,13 @@ class Server:
             proxy_headers=False, server_header=False, backlog=ACCEPTED, timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
-        asking = asyncio.create_task(peers.run())
+        asking, server = asyncio.create_task(peers.run()), _Uvicorn(config, context.closing)
         try:
-            await _Uvicorn(config, context.closing).serve(sockets=[self._listener])
+            await server.serve(sockets=[self._listener])
+        except Exception:
+            context.closing.set()  # else a client waits on a connection that nobody serves
+            if server.started:
+                await server.shutdown(sockets=[self._listener])
+            raise
         finally:
             asking.cancel()

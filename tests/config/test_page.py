@@ -41,6 +41,7 @@ def test_an_address_is_a_host_with_a_port_or_a_socket(listen: str, address: Addr
         ('listen = "127.0.0.1:1"\ncontrol = true', "could press the buttons"), ('url = "box.example.org"', "page.url"),
         ('peers = ["box2"]', "page.peers"), ('peers = ["ftp://box2"]', "page.peers"), ('peers = ["http://a..b:1"]', "page.peers"),
         ('peers = ["http://box2/ü x"]', "page.peers"), ('peers = ["http://box2/x\\n"]', "page.peers"), ('hosts = ["a/b"]', "page.hosts"),
+        ('proxies = ["box"]', "page.proxies"), ('proxies = ["10.0.0.5/24"]', "host part"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_used_is_refused_with_what_to_write(tmp_path: Path, text: str, said: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.config.places.paths import prepare
-from daemon.page import connections
+from daemon.page.access import connections
 from tests.page.conftest import Site, wait_until
 
 Make = Callable[..., Site]
@@ -102,6 +102,17 @@ def test_clients_that_read_nothing_take_no_more_than_their_connection(make_site:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET /api/v1/jobs?limit=200 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         assert site.ask("/api/v1/status").status == 200
+
+
+def test_who_leaves_in_the_middle_of_a_request_is_no_error_of_the_page(make_site: Make) -> None:
+    site = make_site()
+    with capture_logs() as lines:
+        for body in (b"Content-Length: 10\r\n\r\na", b"Transfer-Encoding: chunked\r\n\r\n5\r\na"):
+            with site.open() as client:
+                client.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n" + body)
+        assert site.ask("/api/v1/status").status == 200
+        time.sleep(0.5)
+    assert lines == []
 
 
 def test_a_connection_serves_several_requests(make_site: Make) -> None:

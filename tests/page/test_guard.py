@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from starlette.datastructures import Headers
 
-from daemon.page import tokens
-from daemon.page.guard import MOST_BODY
-from daemon.page.login import here
+from daemon.config.page import PageSettings
+from daemon.page.access import tokens
+from daemon.page.access.guard import MOST_BODY
+from daemon.page.access.login import here
 from tests.page.conftest import TOKEN, Answer, Site, say_alive
 
 Make = Callable[..., Site]
@@ -102,6 +105,30 @@ def test_addresses_that_are_made_up_give_no_more_tries(make_site: Make) -> None:
     guessed = [guess(behind, f"10.0.{number}.1") for number in range(tokens.MOST_WRONG_FORWARDED + 2)]
     assert guessed == [401] * tokens.MOST_WRONG_FORWARDED + [429] * 2
     assert behind.known("/api/v1/status").status == 200, "who comes without the proxy is another client"
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "page", "client"),
+    [
+        ("10.0.0.5", ["192.0.2.1"], {"proxies": ["10.0.0.5"]}, "192.0.2.1"),
+        ("10.0.0.6", ["192.0.2.1"], {"proxies": ["10.0.0.5"]}, "10.0.0.6"),
+        ("10.0.0.6", ["192.0.2.1"], {"hosts": ["ckptd.example.org"]}, "10.0.0.6"),
+        ("10.0.0.6", ["192.0.2.1"], {"proxies": ["10.0.0.0/29", "fd00::/8"]}, "192.0.2.1"),
+        ("::ffff:10.0.0.5", ["2001:db8::1"], {"proxies": ["10.0.0.5"]}, "2001:db8::1"),
+        ("fd00::5", ["192.0.2.1"], {"proxies": ["10.0.0.0/29", "fd00::/8"]}, "192.0.2.1"),
+        ("10.0.0.5", ["192.0.2.1, 192.0.2.2"], {"proxies": ["10.0.0.5"]}, "192.0.2.2"),
+        ("10.0.0.5", ["192.0.2.1", "192.0.2.2"], {"proxies": ["10.0.0.5"]}, "192.0.2.2"),
+        ("10.0.0.5", ["192.0.2.1", "nobody"], {"proxies": ["10.0.0.5"]}, "10.0.0.5"),
+        ("10.0.0.5", [], {"proxies": ["10.0.0.5"]}, "10.0.0.5"),
+        ("::ffff:127.0.0.1", ["192.0.2.1"], {"url": "https://ckptd.example.org"}, "192.0.2.1"),
+    ],
+)
+def test_who_asks_is_said_by_the_proxies_that_the_configuration_names(
+    address: str, said: list[str], page: dict[str, Any], client: str
+) -> None:
+    headers = Headers(raw=[(b"x-forwarded-for", value.encode()) for value in said])
+    asks = tokens.client_of({"type": "http", "client": (address, 1)}, headers, PageSettings(**page))
+    assert asks == tokens.Client(client, client != address)
 
 
 def guess(site: Site, address: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
 import shutil
@@ -11,12 +12,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from daemon.page import server
 from daemon.page import service as page_service
 from tests.page.conftest import Site, wait_until
 from tests.service import Service
@@ -135,6 +138,33 @@ def test_a_server_that_ends_by_itself_is_begun_again(make_site: Make) -> None:
     assert before is not None
     before.close()
     wait_until(lambda: site.page._server is not None and site.page._server is not before and site.is_up)
+
+
+def test_connections_of_a_server_that_died_are_closed(make_site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, dies, tick = make_site(), threading.Event(), server._Uvicorn.on_tick
+
+    async def die(self: server._Uvicorn, counter: int) -> bool:
+        if dies.is_set():
+            dies.clear()
+            raise MemoryError("no memory for the page")
+        return await tick(self, counter)
+
+    monkeypatch.setattr(server._Uvicorn, "on_tick", die)
+    gc.disable()  # which would close them some time
+    try:
+        with site.open() as streams, site.open() as kept, site.open() as new:
+            streams.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert streams.recv(100) and kept.recv(1 << 16)
+            dies.set()
+            for client in (streams, kept, new):
+                with contextlib.suppress(ConnectionResetError):
+                    while client.recv(1 << 16):
+                        pass
+    finally:
+        gc.enable()
+    site.page.look()
+    wait_until(lambda: site.is_up)
 
 
 def test_what_the_page_needs_is_imported_only_where_it_is_on(tmp_path: Path) -> None:

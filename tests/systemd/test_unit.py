@@ -36,6 +36,9 @@ def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
     text = UNIT.read_text().replace("/opt/ckptd/.venv/bin/ckptd", str(command)).replace("=ckptd\nGroup=ckptd", "=root\nGroup=root")
     (tmp_path / "ckptd.service").write_text(text)
     shutil.copyfile(SLICE, tmp_path / "ckptd.slice")
+    (tmp_path / "ckptd.service.d").mkdir()
+    for file in DROP_INS.iterdir():  # also what is commented out there
+        (tmp_path / "ckptd.service.d" / file.name).write_text(re.sub(r"(?m)^#(?=[A-Z]\w+=)", "", file.read_text()))
     for name in ("ckptd.service", "ckptd.slice"):
         answer = subprocess.run([tool, "--man=no", "verify", str(tmp_path / name)], capture_output=True, text=True, check=False)
         assert answer.returncode == 0
@@ -47,7 +50,7 @@ def complaints(said: str) -> list[str]:
     later = re.compile(r"Unknown key( name)? '(RestartSteps|RestartMaxDelaySec)' in section .?Service.?, ignoring")
     version = re.match(r"systemd (\d+)", subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout)
     old = version is not None and int(version[1]) < 254
-    return [line for line in said.splitlines() if re.search(r"ckptd\.(service|slice)", line) and not (old and later.search(line))]
+    return [line for line in said.splitlines() if re.search(r"ckptd\.(service|slice)|\.conf:", line) and not (old and later.search(line))]
 
 
 def test_a_daemon_that_ends_at_once_is_started_with_growing_pauses_and_never_given_up() -> None:
@@ -81,7 +84,7 @@ def test_the_service_is_hardly_exposed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "most"),
-    [(("output",), 1.0), (("trainer",), 1.0), (("memory",), 1.0), (("gpu",), 1.4), (("notifications",), 2.2)],
+    [(("output",), 1.0), (("trainer",), 1.0), (("memory",), 1.0), (("gpu",), 1.4), (("notifications",), 2.2), (("page",), 2.2)],
 )
 def test_each_drop_in_opens_only_what_it_is_for(tmp_path: Path, names: tuple[str, ...], most: float) -> None:
     assert exposure(tmp_path, *names) <= most

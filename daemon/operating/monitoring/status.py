@@ -41,6 +41,7 @@ from daemon.journal.overview import (
     ids_failed,
     job_of_id,
     overview,
+    standing,
 )
 from daemon.journal.overview import Place as JobPlace
 from daemon.journal.rewrites import Rewritten
@@ -293,7 +294,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
 
     def look(connection: Connection) -> tuple[Overview, tuple[JobStatus, ...]]:
         seen = overview(connection, limit)
-        scene = _scene(connection, seen, live, running)
+        scene = _scene(connection, live, running)
         return seen, tuple(job for place in seen.jobs if (job := _in_list(connection, state, place, scene)) is not None)
 
     seen, jobs = (None if away else _ask_journal(state, look)) or (Overview(), ())
@@ -421,8 +422,8 @@ class _Scene:
     earlier: Callable[[JobRow], Earlier]
 
 
-def _scene(connection: Connection, seen: Overview, live: LiveFile, running: bool) -> _Scene:
-    return _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
+def _scene(connection: Connection, live: LiveFile, running: bool) -> _Scene:
+    return _Scene(live, running, *standing(connection), _earlier(connection))
 
 
 def _ask_journal(state: Path, look: Callable[[Connection], T]) -> T | None:
@@ -468,7 +469,7 @@ def look_through(state: Path, select: Callable[[Connection], Iterator[JobPlace]]
     live = read_live(paths.live).aged() if running else LiveFile()
 
     def look(connection: Connection) -> T:
-        scene = _scene(connection, overview(connection, 0), live, running)
+        scene = _scene(connection, live, running)
         return take(job for place in select(connection) if (job := _in_list(connection, state, place, scene)) is not None)
 
     return _ask_journal(state, look)
@@ -515,7 +516,7 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
     live = read_live(paths.live).aged() if running else LiveFile()
 
     def look(connection: Connection) -> list[JobDetails]:
-        scene = _scene(connection, overview(connection, 0), live, running)
+        scene = _scene(connection, live, running)
         views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id, brief=True)) is not None]
         return [
             JobDetails(**vars(_job(view, scene)), attempts=tuple(map(_attempt, attempts_of(connection, view.job.id)))) for view in views

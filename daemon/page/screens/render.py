@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
@@ -119,15 +119,32 @@ def _about(seconds: float) -> str:
     return translated_text(about(seconds))
 
 
-def page(request: Request, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
-    """Return a page in the language that its reader's browser wants."""
+class Filled(NamedTuple):
+    """A template and what fills it."""
+
+    template: str
+    values: Mapping[str, Any]
+    status: int = 200
+    """Of the answer."""
+
+
+def page(request: Request, fill: Callable[[], Filled]) -> Response:
+    """Return a page in the language that its reader's browser wants. Readers of the same page share what is made of it for one of them, but
+    for the sentence that answers a button."""
     context: Context = context_of(request)
     said = unquote(request.cookies.get(SAID, ""))
-    body = environment().get_template(template).render(
-        {"here": asked_path(request), "control": context.page.control, "peers": context.page.peers,
-         "away": request.app.state.peers.away, "said_before": said,
-         "signed_in": context.page.token is not None, **values}
-    )  # fmt: skip
+
+    def make() -> tuple[bytes, int]:
+        filled = fill()
+        text = environment().get_template(filled.template).render(
+            {"here": asked_path(request), "control": context.page.control, "peers": context.page.peers,
+             "away": request.app.state.peers.away, "said_before": said,
+             "signed_in": context.page.token is not None, **filled.values}
+        )  # fmt: skip
+        return text.encode(), filled.status
+
+    key = ("page", request.scope["path"], request.scope["query_string"], language())
+    body, status = make() if said else context.reader.once(key, make, size=lambda made: len(made[0]))
     answer = Response(body, status, spoken(), "text/html")
     if said:
         answer.delete_cookie(SAID, httponly=True, samesite="strict")

@@ -24,6 +24,7 @@ from daemon.operating.monitoring.filter import STATES, Filter
 from daemon.operating.monitoring.status import JobDetails
 from daemon.operating.wording.exports import commands, remarks_of
 from daemon.page.answers import JSON, in_language, refuse_unknown, status_of
+from daemon.page.api import PREFIX
 from daemon.page.context import Context, context_of
 from daemon.page.peers import Peers
 from daemon.page.screens import boxes, now, outputs, render, run, timeline
@@ -48,20 +49,22 @@ def _shown(template: str, read: Callable[[Request, Context], Values]) -> Callabl
     async def show(request: Request) -> Response:
         context = context_of(request)
 
-        def make() -> Response:
+        def fill() -> render.Filled:
             try:
-                return render.page(request, template, {"now": _now(), **read(request, context)})
+                return render.Filled(template, {"now": _now(), **read(request, context)})
             except CkptdError as error:
-                heading = (
-                    translated("There is no such page") if isinstance(error, UsageError) else translated("The page can't be shown now")
-                )
-                values = {"now": _now(), "heading": heading, "text": translated_text(str(error))}
-                return render.page(request, "message.html", values, status=status_of(error))
+                return _message(error)
 
         with in_language(request):
-            return await context.call(make)
+            return await context.call(render.page, request, fill)
 
     return show
+
+
+def _message(error: CkptdError) -> render.Filled:
+    """The page that says an error."""
+    heading = translated("There is no such page") if isinstance(error, UsageError) else translated("The page can't be shown now")
+    return render.Filled("message.html", {"now": _now(), "heading": heading, "text": translated_text(str(error))}, status_of(error))
 
 
 def _now() -> str:
@@ -175,13 +178,20 @@ async def static(request: Request) -> Response:
 
 async def _nothing(request: Request) -> Response:
     """Return the page for an address that is none; a program gets it as of the API."""
-    if "text/html" not in request.headers.get("accept", ""):
+    if not is_for_people(request):
         raise HTTPException(404)
+    raise UsageError(FaultCode.NO_SUCH_JOB, "show the page", "there is nothing at this address", "begin at the first page")
 
-    def read(request: Request, context: Context) -> Values:
-        raise UsageError(FaultCode.NO_SUCH_JOB, "show the page", "there is nothing at this address", "begin at the first page")
 
-    return await _shown("message.html", read)(request)
+def is_for_people(request: Request) -> bool:
+    """Whether an error is said on a page."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(PREFIX)
+
+
+async def said(request: Request, error: CkptdError) -> Response:
+    """Return the page that says an error."""
+    with in_language(request):
+        return await context_of(request).call(render.page, request, lambda: _message(error))
 
 
 def routes() -> list[BaseRoute]:

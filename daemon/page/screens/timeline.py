@@ -142,10 +142,13 @@ def trace(job: JobDetails, clock: float) -> dict[str, Any]:
     events: list[dict[str, Any]] = [_named("process_name", 0, printable(f"{job.run} {job.step} ({job.id})"))]
     for track, row in enumerate(course.rows if course else (), 1):
         events += [_named("thread_name", track, row.name), {**_named("thread_sort_index", track, ""), "args": {"sort_index": track}}]
+        until = 0
         for span in row.spans:
+            begin = max(until, round(span.begin * 1e6))  # where the clock was set back: slices that overlap are left out
+            until = max(begin + 1, round(span.end * 1e6))
             event: dict[str, Any] = {
                 "name": row.name if span.kind != "wait" else f"{row.name}: wait", "cat": "wait" if span.kind == "wait" else "attempt",
-                "ph": "X", "pid": 1, "tid": track, "ts": round(span.begin * 1e6), "dur": max(1, round((span.end - span.begin) * 1e6)),
+                "ph": "X", "pid": 1, "tid": track, "ts": begin, "dur": until - begin,
             }  # fmt: skip
             if span.attempt is not None:
                 event["args"] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,8 +117,46 @@ def test_the_trace_has_a_slice_for_each_attempt_where_and_as_long_as_it_ran(page
         begin, end = seconds_of(attempt.started), seconds_of(attempt.ended)
         assert begin is not None and end is not None
         assert event["ts"] == pytest.approx(begin * 1e6, abs=1) and event["dur"] == pytest.approx((end - begin) * 1e6, abs=2)
-    for event in value["traceEvents"]:
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and event["ph"] in ("X", "M", "i")
+    assert wrong_in(value) == []
+
+
+METADATA = {"process_name": ("name", str), "thread_name": ("name", str), "thread_sort_index": ("sort_index", int)}
+
+
+def wrong_in(value: dict[str, Any]) -> list[str]:
+    """What in a trace is against "Trace Event Format", or is left out by Perfetto: it takes no two slices of a track that overlap and are
+    not within each other."""
+    wrong, open_until, ids = list[str](), dict[int, list[int]](), set[int]()
+    for event in sorted(value["traceEvents"], key=lambda event: (event.get("ts", -1), -event.get("dur", 0))):
+        kind, place = event["ph"], f"{event}"
+        ids.add(event["pid"])
+        if not all(type(event[key]) is int for key in ("pid", "tid")) or not isinstance(event["name"], str):
+            wrong.append(f"pid, tid or name: {place}")
+        if kind == "M":
+            key, type_ = METADATA[event["name"]]
+            wrong += [] if type(event["args"].get(key)) is type_ and set(event["args"]) == {key} else [f"metadata: {place}"]
+        elif kind == "i":
+            wrong += [] if event["s"] in ("g", "p", "t") and type(event["ts"]) is int else [f"instant: {place}"]
+        elif kind == "X" and type(event["ts"]) is int and type(event["dur"]) is int and event["ts"] > 0 and event["dur"] > 0:
+            within = open_until.setdefault(event["tid"], [])
+            while within and within[-1] <= event["ts"]:
+                within.pop()
+            wrong += [f"overlaps: {place}"] if within and event["ts"] + event["dur"] > within[-1] else []
+            within.append(event["ts"] + event["dur"])
+        else:
+            wrong.append(f"kind or times: {place}")
+    named = {event["tid"] for event in value["traceEvents"] if event["name"] == "thread_name"}
+    return wrong + [f"track {tid} has no name" for tid in open_until.keys() - named] + (["several processes"] if len(ids) != 1 else [])
+
+
+def test_no_slices_of_a_track_overlap_whatever_the_clock_did(pages: Pages) -> None:
+    (job,) = find(pages.home / "state", "done-4-65e2f9d05339")
+    for times in (
+        ((20, 30, "retryable"), (60, 100, "succeeded")), ((20, 30, "retryable"), (25, 40, "succeeded")),
+        ((30, 20, "retryable"), (31, 31, "succeeded")), ((5, None, "interrupted"), (50, None, None)),
+        ((0, 0, "retryable"), (0, 0, "failed")),
+    ):  # fmt: skip
+        assert wrong_in(trace(tried(job, *times), 0)) == [], times
 
 
 def tried(job: JobDetails, *times: tuple[int, int | None, str | None]) -> JobDetails:

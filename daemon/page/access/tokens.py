@@ -107,22 +107,28 @@ def cookie_of(cookies: Mapping[str, str]) -> str:
 
 
 def client_of(scope: Scope, headers: Headers, page: PageSettings) -> Client:
-    """The address that asks: behind a proxy on this machine what that says, which is the last address of X-Forwarded-For. Where neither
-    `page.hosts` nor `page.url` names one there is no proxy, and who sends that header wants to be taken for another."""
+    """The address that asks: behind a proxy on this machine, or one of `page.proxies`, what that says: the last address of X-Forwarded-For.
+    Where `page.hosts`, `page.url` and `page.proxies` name none there is no proxy, and who sends that header wants to be taken for another.
+    """
     client = scope.get("client")
     address = client[0] if client else "socket"
-    last = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
-    named = bool(page.hosts or page.url) and _is_near(address) and _is_address(last)
-    return Client(last if named else address, named)
+    last = headers.getlist("x-forwarded-for")[-1:]
+    named = _address(last[0].rpartition(",")[2].strip()) if last else None
+    believed = named is not None and _is_proxy(address, page)
+    return Client(str(named) if believed else address, believed)
 
 
-def _is_near(address: str) -> bool:
-    return address == "socket" or (_is_address(address) and ipaddress.ip_address(address).is_loopback)
+def _is_proxy(address: str, page: PageSettings) -> bool:
+    known = _address(address)
+    if address == "socket" or (known is not None and known.is_loopback):
+        return bool(page.hosts or page.url or page.proxies)
+    return known is not None and any(known in ipaddress.ip_network(proxy) for proxy in page.proxies)
 
 
-def _is_address(text: str) -> bool:
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address, that of IPv4 also where it is written as one of IPv6; None for what is none."""
     try:
-        ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address

@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.page import login
+from daemon.page.access import login
+from daemon.page.access.tokens import bearer, client_of, cookie_of, is_right, is_session
 from daemon.page.answers import refusal
 from daemon.page.context import Context
 from daemon.page.health import OPEN
-from daemon.page.tokens import bearer, client_of, cookie_of, is_right, is_session
 
 SECURITY = {
     "Content-Security-Policy": (

@@ -11,9 +11,9 @@ from starlette.routing import BaseRoute, Route
 
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.language.pages import coded
+from daemon.page.access.tokens import COOKIE, SESSION_SECONDS, client_of, is_right, session
 from daemon.page.answers import in_language, spoken, tag
 from daemon.page.context import context_of
-from daemon.page.tokens import COOKIE, SESSION_SECONDS, client_of, is_right, session
 
 PATH, LEAVING = "/login", "/logout"
 _WRONG = to_translate("This token is wrong.")
