@@ -31,6 +31,7 @@ from daemon.config.receivers import (
 from daemon.config.receivers import read as read_urls
 from daemon.config.section import OptionalPath, Section, refusal
 from daemon.contract.faults.secret_url import SecretUrl
+from daemon.contract.faults.secrets import holds_secret
 
 OLDER_NAMES = {"waiting": "stuck"}
 """Names of events in version 1.0 → what they are called now."""
@@ -159,6 +160,11 @@ class TargetSettings(Section):
             str(self.python or sys.executable), str(self.tensorboard or self.folder or ""), self.wandb, self.offline, self.experiment,
             self.model, self.alias, self.variant,
         )  # fmt: skip
+
+    @property
+    def has_password(self) -> bool:
+        """Whether the address of its tracker has credentials in it."""
+        return self.mlflow is not None and holds_secret(self.mlflow.get_secret_value())
 
     @property
     def folders(self) -> tuple[Path, ...]:

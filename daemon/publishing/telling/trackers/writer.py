@@ -58,6 +58,7 @@ def mlflow(order: dict[str, Any]) -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # another attempt is the outbox's
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
     client, export = MlflowClient(order["url"], order["url"]), order["export"]
     known = client.get_experiment_by_name(order["experiment"])
@@ -67,12 +68,10 @@ def mlflow(order: dict[str, Any]) -> None:
     runs = client.search_runs([experiment], f"tags.`ckptd.key` = '{export['run_key']}'", max_results=1)
     tags = {"ckptd.key": export["run_key"], "ckptd.run": export["run"], "ckptd.root": export["root"]}
     run = (runs[0] if runs else client.create_run(experiment, tags=tags, run_name=export["run"])).info.run_id
-    at = int(1000 * export["at"])
-    for variant, figures in export["figures"].items():
-        for figure, value in figures.items():
-            name = f"{variant}/{figure}"
-            if not any((old.step, old.timestamp) == (export["step"], at) for old in client.get_metric_history(run, name)):
-                client.log_metric(run, name, value, at, export["step"])
+    at, step, rows = int(1000 * export["at"]), export["step"], export["figures"].items()
+    metrics = [Metric(f"{variant}/{name}", value, at, step) for variant, row in rows for name, value in row.items()]
+    if metrics and not any((old.step, old.timestamp) == (step, at) for old in client.get_metric_history(run, metrics[-1].key)):
+        client.log_batch(run, metrics)  # in their order: the last one stands for all
     for path in export["files"]:
         client.log_artifact(run, path, export["name"])
     client.set_terminated(run)
@@ -121,7 +120,7 @@ def _register(client: Any, order: dict[str, Any], run: str) -> None:
 
 def _model(order: dict[str, Any]) -> str:
     """The registered model's name, which has no / or : in MLflow."""
-    return order["model"].replace("{run}", re.sub("[/:]", "-", order["export"]["run"]))
+    return str(order["model"]).replace("{run}", re.sub("[/:]", "-", order["export"]["run"]))
 
 
 def _is_newer(client: Any, order: dict[str, Any]) -> bool:
@@ -131,7 +130,7 @@ def _is_newer(client: Any, order: dict[str, Any]) -> bool:
     if number is None:
         return True
     tags = client.get_model_version(_model(order), number).tags
-    return tags.get("ckptd.run_key") != export["run_key"] or int(tags["ckptd.step"]) <= export["step"]
+    return bool(tags.get("ckptd.run_key") != export["run_key"] or int(tags["ckptd.step"]) <= export["step"])
 
 
 def wandb(order: dict[str, Any]) -> None:
@@ -191,7 +190,7 @@ def main() -> int:
     """Do it; what libraries print goes to standard error."""
     if sys.argv[1] == "look":
         return LACKING * (importlib.util.find_spec(sys.argv[2]) is None)
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
         {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}[sys.argv[1]](load(sys.stdin))
