@@ -27,6 +27,11 @@ def of_clients(factory: pytest.TempPathFactory) -> Environments:
     return Environments(_kept(factory, "clients"), ROOT / "tests" / "clients" / "environments")
 
 
+def of_trackers(factory: pytest.TempPathFactory) -> Environments:
+    """The experiment trackers' environment, kept in the folder that TRACKERS_TEST_ENVIRONMENTS names."""
+    return Environments(_kept(factory, "trackers"), ROOT / "tests" / "trackers" / "environments")
+
+
 def _kept(factory: pytest.TempPathFactory, name: str) -> Path:
     return Path(os.environ.get(f"{name.upper()}_TEST_ENVIRONMENTS") or factory.mktemp(name))
 

@@ -6,6 +6,7 @@ Called by `daemon.config.settings`. What each receiver is told, and how, is in `
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, LiteralString, Self, get_args
@@ -13,10 +14,24 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from daemon.config.receivers import Event, Kind, Receiver, file_of, is_closed, place_of, read_one, read_secret
+from daemon.config.receivers import (
+    ENDS,
+    TRACKERS,
+    Event,
+    Kind,
+    Receiver,
+    Tracker,
+    file_of,
+    is_closed,
+    place_of,
+    read_key,
+    read_one,
+    read_secret,
+)
 from daemon.config.receivers import read as read_urls
 from daemon.config.section import OptionalPath, Section, refusal
 from daemon.contract.faults.secret_url import SecretUrl
+from daemon.contract.faults.secrets import holds_secret
 
 OLDER_NAMES = {"waiting": "stuck"}
 """Names of events in version 1.0 → what they are called now."""
@@ -24,7 +39,7 @@ EVENTS: tuple[Event, ...] = get_args(Event)
 USUAL: tuple[Event, ...] = ("succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered")
 URGENT: tuple[Event, ...] = ("disk_low", "daemon_unwell")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_ONE_OF = ("url", "url_file", "webhook", "command", "heartbeat")
+_ONE_OF = ("url", "url_file", "webhook", "command", "heartbeat", *TRACKERS)
 
 Named = Annotated[Event, BeforeValidator(lambda name: OLDER_NAMES.get(name, name) if isinstance(name, str) else name)]
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
@@ -57,6 +72,17 @@ class TargetSettings(Section):
     limit_seconds: float = Field(default=30.0, gt=0, le=50)
     heartbeat: OptionalUrl = None
     minutes: float = Field(default=5.0, gt=0, le=1440)
+    tensorboard: OptionalPath = None
+    mlflow: OptionalUrl = None
+    experiment: str = "ckptd"
+    model: str = ""
+    alias: str = ""
+    variant: str = ""
+    wandb: Annotated[str, _form(r"|[\w.-]+(/[\w.-]+)?", "must be PROJECT or ENTITY/PROJECT")] = ""
+    offline: bool = False
+    folder: OptionalPath = None
+    key_file: OptionalPath = None
+    python: OptionalPath = None
     on: tuple[Named, ...] = USUAL
     runs: tuple[str, ...] = ()
     quiet: Annotated[
@@ -70,7 +96,7 @@ class TargetSettings(Section):
     def _is_one_kind(self) -> Self:
         given = [key for key in _ONE_OF if getattr(self, key)]
         if len(given) != 1:
-            raise refusal("give exactly one of url, url_file, webhook, command and heartbeat")
+            raise refusal("give exactly one of url, url_file, webhook, command, heartbeat, tensorboard, mlflow and wandb")
         if bool(self.webhook) != bool(self.secret_file):
             raise refusal("webhook and secret_file belong together: the file holds the secret that messages are signed with")
         if (url := self.webhook or self.heartbeat) is not None and not _is_safe(url):
@@ -79,22 +105,36 @@ class TargetSettings(Section):
             raise refusal("a word of a command has no byte 0")
         if self.command and "/" in self.command[0] and not self.command[0].startswith("/"):
             raise refusal("a command begins with an absolute path, or with the name of a program of PATH: it runs in the folder /")
+        self._check_tracker()
         return self
+
+    def _check_tracker(self) -> None:
+        if self.kind in TRACKERS and self.quiet:
+            raise refusal("a tracker has no quiet hours: it gets figures, and no messages")
+        if (self.alias or self.variant) and not self.model:
+            raise refusal("alias and variant are of a registered model's versions: name it with model")
+        if self.offline and self.folder is None:
+            raise refusal("offline needs a folder, where the files for `wandb sync` are written")
+        if self.mlflow is not None and not re.match(r"/|[a-z][a-z0-9+-]*:", self.mlflow.get_secret_value()):
+            raise refusal("mlflow is the URI of a tracking server or store, or an absolute path")
+        if self.mlflow is not None and self.key_file and not _is_safe(self.mlflow):
+            raise refusal("key_file goes to https:// addresses; http:// is for 127.0.0.1, localhost and [::1] alone")
 
     @property
     def kind(self) -> Kind:
         """How it is told."""
-        return next((kind for kind in ("webhook", "command", "heartbeat") if getattr(self, kind)), "url")
+        kinds: tuple[Kind, ...] = ("webhook", "command", "heartbeat", "tensorboard", "mlflow", "wandb")
+        return next((kind for kind in kinds if getattr(self, kind)), "url")
 
     def with_files(self, *, needed: bool) -> Self:
         """The same with what its files hold. Raises ValueError, whose text has nothing of them. `needed`: as for `with_file` below."""
         complete = self.model_copy()
-        for key, read in (("url_file", read_one), ("secret_file", read_secret)):
+        for key, read in (("url_file", read_one), ("secret_file", read_secret), ("key_file", read_key)):
             path: Path | None = getattr(self, key)
             if path is None or (not needed and is_closed(path)):
                 continue
             try:
-                setattr(complete, {"url_file": "_address", "secret_file": "_secret"}[key], read(path))
+                setattr(complete, "_address" if key == "url_file" else "_secret", read(path))
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
         return complete
@@ -102,15 +142,34 @@ class TargetSettings(Section):
     @property
     def receiver(self) -> Receiver | None:
         """Who is told; None where its file was not read."""
-        address = self.url or self.webhook or self.heartbeat or self._address
-        if (address is None and not self.command) or (self.webhook and self._secret is None):
+        address = self.url or self.webhook or self.heartbeat or self.mlflow or self._address
+        without = self.command or self.tensorboard or self.wandb
+        if (address is None and not without) or ((self.webhook or self.key_file) and self._secret is None):
             return None
+        on = {"heartbeat": frozenset[str](), **dict.fromkeys(TRACKERS, ENDS & {*self.on})}
         return Receiver(
             f"notify.targets.{self.name} ({self.kind})", address or SecretUrl(""), name=self.name, kind=self.kind, secret=self._secret,
             command=self.command, limit=self.limit_seconds, minutes=self.minutes,
-            on=frozenset() if self.kind == "heartbeat" else frozenset(self.on), runs=self.runs, quiet=self.quiet,
-            urgent=frozenset(self.urgent),
+            on=on.get(self.kind, frozenset(self.on)), runs=self.runs, quiet=self.quiet, urgent=frozenset(self.urgent),
+            tracker=self._tracker if self.kind in TRACKERS else None,
         )  # fmt: skip
+
+    @property
+    def _tracker(self) -> Tracker:
+        return Tracker(
+            str(self.python or sys.executable), str(self.tensorboard or self.folder or ""), self.wandb, self.offline, self.experiment,
+            self.model, self.alias, self.variant,
+        )  # fmt: skip
+
+    @property
+    def has_password(self) -> bool:
+        """Whether the address of its tracker has credentials in it."""
+        return self.mlflow is not None and holds_secret(self.mlflow.get_secret_value())
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the daemon writes for it."""
+        return tuple(folder for folder in (self.tensorboard, self.folder if self.wandb else None) if folder is not None)
 
 
 def _is_safe(url: SecretUrl) -> bool:
@@ -170,7 +229,7 @@ class NotifySettings(Section):
     def files(self) -> Iterable[tuple[str, Path]]:
         """Key and path of each file with a secret."""
         yield from ((f"targets.{target.name}.{key}", path) for target in self.targets
-                    for key in ("url_file", "secret_file") if (path := getattr(target, key)) is not None)  # fmt: skip
+                    for key in ("url_file", "secret_file", "key_file") if (path := getattr(target, key)) is not None)  # fmt: skip
 
     def with_file(self, *, needed: bool = True) -> Self:
         """The same with the URLs of `urls_file` or of the service manager's credential, and with what files of targets hold.

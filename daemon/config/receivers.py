@@ -27,9 +27,35 @@ SIGNING = "whsec_"
 LEAST_SECRET, MOST_SECRET = 24, 64
 """Bytes of such a secret."""
 Event = Literal["found", "succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered", "digest"]
-Kind = Literal["url", "webhook", "command", "heartbeat"]
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""The kinds that get an export's figures and no messages."""
+ENDS = frozenset({"succeeded", "partial", "failed", "rejected"})
+"""The events that they get something of."""
+Kind = Literal["url", "webhook", "command", "heartbeat", "tensorboard", "mlflow", "wandb"]
 _URL = re.compile(r"[A-Za-z0-9+.-]{1,32}://.+")
 """What every URL of a service looks like to Apprise; whether there is such a service, only Apprise knows (`ckptd check`)."""
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """What an experiment tracker is asked to keep, and by which names."""
+
+    python: str
+    """An interpreter that has its library."""
+    folder: str = ""
+    """Where TensorBoard's event files, or W&B's files, are written."""
+    project: str = ""
+    """W&B's: PROJECT or ENTITY/PROJECT."""
+    offline: bool = False
+    """Whether W&B's files are written and nothing is sent."""
+    experiment: str = ""
+    """MLflow's."""
+    model: str = ""
+    """MLflow's registered model, which gets a version of each export; "": none is registered."""
+    alias: str = ""
+    """What that model's newest version that passed is called; "": nothing."""
+    variant: str = ""
+    """The artifact that a version stands for; "": the whole export."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +70,7 @@ class Receiver:
     """By which it stays the same, whatever else is changed; "": by its URL."""
     kind: Kind = "url"
     secret: SecretUrl | None = None
-    """By which messages to it are signed."""
+    """By which messages to it are signed; of a tracker its API key."""
     command: tuple[str, ...] = ()
     limit: float = 0.0
     """Seconds that its command may run."""
@@ -57,6 +83,7 @@ class Receiver:
     quiet: str = ""
     """Hours of the day in which it gets nothing else than `urgent`: "22:00-07:00"."""
     urgent: frozenset[str] = frozenset()
+    tracker: Tracker | None = None
 
 
 def place_of(key: str, number: int, url: SecretUrl) -> str:
@@ -142,6 +169,21 @@ def read_secret(path: Path) -> SecretUrl:
     if not secret.startswith(SIGNING) or not LEAST_SECRET <= size <= MOST_SECRET:
         raise ValueError(f"the secret is not {SIGNING} and base64 of {LEAST_SECRET} to {MOST_SECRET} bytes; {made}")
     return SecretUrl(secret)
+
+
+def read_key(path: Path) -> SecretUrl:
+    """The API key of a file. Raises ValueError, whose text holds nothing of the file."""
+    try:
+        key = read_bounded(path, MOST_BYTES).decode("ascii").strip()
+    except FileNotFoundError:
+        raise ValueError("there is no such file; make it, with the API key alone") from None
+    except OSError as error:
+        raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
+    except ValueError:
+        key = ""
+    if not key or len(key.split()) != 1:
+        raise ValueError("the file is no API key; write the key alone, in one line")
+    return SecretUrl(key)
 
 
 def urls_in(text: str) -> tuple[SecretUrl, ...]:

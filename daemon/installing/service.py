@@ -165,6 +165,7 @@ def for_user(box: Box, config: Path, wishes: Wishes) -> Plan:
 def _outputs(settings: Settings) -> list[Path]:
     """What the service writes outside of its state directory."""
     folders = [settings.output.directory, settings.pin.directory, settings.metrics.textfile.parent if settings.metrics.textfile else None]
+    folders += [folder for target in settings.notify.targets for folder in target.folders]
     return list(dict.fromkeys(folder for folder in folders if folder is not None and not folder.is_relative_to(STATE)))
 
 

@@ -32,7 +32,7 @@ def write(config: Path, *tables: str) -> Path:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ('name = "x"', "give exactly one of url, url_file, webhook, command and heartbeat"),
+        ('name = "x"', "give exactly one of url, url_file, webhook, command, heartbeat, tensorboard, mlflow and wandb"),
         (HOOK + 'command = ["x"]', "notify.targets.0: give exactly one of"),
         ('name = "x"\nwebhook = "https://h/S3CRET"', "webhook and secret_file belong together"),
         ('name = "x"\nwebhook = "http://h/S3CRET"\nsecret_file = "secret"', "webhook and heartbeat are https:// addresses"),

@@ -394,3 +394,13 @@ def test_a_target_gives_the_service_the_network_and_a_closed_file_of_its_secret_
     assert (box / UNITS / "ckptd.service.d/notifications.conf").exists()
     assert f"ckptd can't read {secret} (notify.targets.hook.secret_file)" in done.stdout + done.stderr
     assert "S3CRET" not in done.stdout + done.stderr and "UzND" not in done.stdout + done.stderr
+
+
+def test_the_service_may_write_where_a_tracker_keeps_its_files(box: Path) -> None:
+    events, files = '[[notify.targets]]\nname = "tb"\ntensorboard = "/srv/events"\n', '[[notify.targets]]\nname = "wb"\nwandb = "p"\n'
+    configure(box, f'{events}{files}offline = true\nfolder = "/srv/wandb"\n')
+    done = install(box)
+    assert done.returncode == 0, done.stderr
+    paths = "ReadWritePaths=/srv/ckptd/exports /srv/events /srv/wandb\n"
+    assert paths in (box / UNITS / "ckptd.service.d/output.conf").read_text()
+    assert (box / "srv/events").stat().st_uid == (box / "srv/ckptd/exports").stat().st_uid

@@ -20,7 +20,8 @@ SECTIONS = frozenset({"notify", "deliver"})
 PLAIN = frozenset({"on", "urls_file", "digest_at", "stuck_hours"})
 """Keys of these sections that hold no secret, unless something is wrong with them."""
 PLAIN_OF_TARGETS = frozenset({
-    "name", "url_file", "secret_file", "command", "limit_seconds", "minutes", "on", "runs", "quiet", "urgent",
+    "name", "url_file", "secret_file", "command", "limit_seconds", "minutes", "on", "runs", "quiet", "urgent", "tensorboard", "experiment",
+    "model", "alias", "variant", "wandb", "offline", "folder", "key_file", "python",
 })  # fmt: skip
 """The same of the tables in `notify.targets`."""
 SHORTEST = 6

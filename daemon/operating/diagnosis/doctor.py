@@ -224,7 +224,7 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
         for key, file in tokens.items()
         if file is not None and (mode := open_to_others(file)) is not None and _read_by_more(file, mode, settings)
     ]
-    in_file = any(target.url or target.webhook or target.heartbeat for target in settings.notify.targets)
+    in_file = any(target.url or target.webhook or target.heartbeat or target.has_password for target in settings.notify.targets)
     holders = [
         ("notify.urls", config if settings.notify.urls else None), ("notify.urls_file", settings.notify.urls_file),
         ("notify.targets", config if in_file and not settings.notify.urls else None),

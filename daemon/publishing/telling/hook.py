@@ -14,7 +14,8 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from daemon.publishing.telling.outcome import Outcome
 
@@ -39,21 +40,24 @@ def adopt_orphans() -> None:
     _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def run(command: Sequence[str], limit: float, id: str, event: str, text: str) -> Outcome:
-    """Run a command with a message, at most `limit` seconds, and end whatever it started."""
+def run(
+    command: Sequence[str], limit: float, id: str, event: str, text: str, more: Mapping[str, str] | None = None, said: IO[Any] | None = None
+) -> Outcome:
+    """Run a command with a message, at most `limit` seconds, and end whatever it started. `more`: variables of its environment; `said`: the
+    file for what it prints, which is lost without."""
     _open.add(id)
     try:
-        return _run(command, limit, id, event, text)
+        return _run(command, limit, id, event, text, more or {}, subprocess.DEVNULL if said is None else said)
     finally:
         _open.discard(id)
 
 
-def _run(command: Sequence[str], limit: float, id: str, event: str, text: str) -> Outcome:
+def _run(command: Sequence[str], limit: float, id: str, event: str, text: str, more: Mapping[str, str], said: IO[Any] | int) -> Outcome:
     environment = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", process_group=0,
-            env={**environment, MARK: id, "CKPTD_EVENT": event}, preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
+            command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.DEVNULL, cwd="/", process_group=0,
+            env={**environment, **more, MARK: id, "CKPTD_EVENT": event}, preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
         )  # fmt: skip
     except OSError as error:
         return Outcome(f"the command could not be started: {error.strerror}")

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import weakref
+from dataclasses import asdict
 from typing import IO, Any
 
 from daemon.config.receivers import Receiver
@@ -34,9 +35,10 @@ END_SECONDS = 2.0
 _PIPE_BYTES = 1 << 20
 """Of orders that wait to be read."""
 _ENVIRONMENT = re.compile(
-    r"PATH|HOME|LANG|LC_\w+|TZ|TMPDIR|PYTHON\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|((https?|all|no)_proxy)", re.IGNORECASE
+    r"PATH|HOME|LANG|LC_\w+|TZ|TMPDIR|PYTHON\w+|(MLFLOW|WANDB)_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|((https?|all|no)_proxy)",
+    re.IGNORECASE,
 )  # fmt: skip
-"""What it inherits: nothing of the daemon's secrets."""
+"""What it inherits: nothing of the daemon's secrets, but what trackers' libraries read."""
 
 
 class Sender:
@@ -59,6 +61,11 @@ class Sender:
             case "command":
                 order = {"command": receiver.command, "limit": receiver.limit, **about, "payload": payload(message)}
                 return self._begin({"how": "command", **order})
+            case "tensorboard" | "mlflow" | "wandb":
+                assert receiver.tracker is not None
+                secret = receiver.secret.get_secret_value() if receiver.secret else ""
+                order = {"url": url, "secret": secret, "tracker": asdict(receiver.tracker), **about, "payload": payload(message)}
+                return self._begin({"how": receiver.kind, **order})
         return self._begin({"how": "url", "url": url, "kind": message.kind, "title": message.title, "body": message.body})
 
     def beat(self, receiver: Receiver) -> Attempt:

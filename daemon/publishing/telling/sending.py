@@ -29,6 +29,7 @@ from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.publishing.telling import hook, webhook
 from daemon.publishing.telling.outcome import LIMIT_SECONDS, NO_SERVICE, Outcome, without_secrets
+from daemon.publishing.telling.trackers import delivery
 from daemon.system.processes.signals import on_signals
 
 _REJECTED = re.compile(r"\berror=(400|413|415|422)\b")
@@ -48,6 +49,8 @@ def fault_of_receiver(receiver: Receiver) -> str | None:
             return fault_of(receiver.url)
         case "command":
             return None if shutil.which(receiver.command[0]) else f"there is no program {quoted(receiver.command[0])} that can be run"
+        case "tensorboard" | "mlflow" | "wandb" if receiver.tracker is not None:
+            return delivery.fault_of(receiver.kind, receiver.tracker)
     return None
 
 
@@ -161,6 +164,8 @@ def deliver(order: dict[str, Any]) -> Outcome:
             return webhook.beat(order["url"])
         case "command":
             return hook.run(order["command"], order["limit"], order["key"], order["kind"], order["payload"])
+        case "tensorboard" | "mlflow" | "wandb" as kind:
+            return delivery.write(kind, order)
     return send(order["url"], order["kind"], order["title"], order["body"]) if "kind" in order else look(order["url"])
 
 
