@@ -14,7 +14,7 @@ from daemon.contract.jobs.elsewhere import CLAIM, END, FENCE, ORDERS, Claim, End
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.running.cluster.port import Ending
 from tests.cluster.bench import BOUNDS, LATE, Bench, outcome, result_of, runs, stays, until
-from tests.cluster.fake import FakeScheduler
+from tests.cluster.fake import OUTPUT, FakeScheduler
 
 LOST = {
     Ending.NODE_LOST: FaultCode.NODE_LOST, Ending.PREEMPTED: FaultCode.PREEMPTED, Ending.CANCELLED: FaultCode.CANCELLED_THERE,
@@ -48,6 +48,20 @@ def a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler(bench: Benc
     until(lambda: runs(attempt))
     fake_of(bench).end(attempt.orders.token, Ending.PREEMPTED, signal.SIGTERM)
     assert outcome(attempt) == (Outcome.RETRYABLE, FaultCode.PREEMPTED)
+
+
+def want_of_memory_is_known_by_the_words_of_slurm(bench: Bench) -> None:
+    """Where control groups are not used, Slurm's state of such a job is FAILED or CANCELLED."""
+    said = "slurmstepd-node7: error: StepId=7.batch exceeded memory limit (9 > 8), being killed\nslurmstepd-node7: error: *** JOB 7\n"
+    for ending in (Ending.ENDED, Ending.CANCELLED):
+        attempt = bench.start(held=True)
+        until(lambda attempt=attempt: runs(attempt))
+        with open(attempt.folder / OUTPUT, "a") as stream:
+            stream.write(said)
+        fake_of(bench).end(attempt.orders.token, ending)
+        result = result_of(attempt)
+        assert result.fault is not None and result.fault.code == FaultCode.OUT_OF_MEMORY, ending
+        assert result.peak_rss >= attempt.orders.memory > 0
 
 
 def a_time_limit_is_followed_by_twice_the_time(bench: Bench) -> None:
@@ -259,12 +273,12 @@ def last_words_that_can_not_be_written_are_tried_again(bench: Bench) -> None:
 
 
 FAILURES = (
-    each_end_by_the_scheduler_is_told_apart, a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler,
-    a_time_limit_is_followed_by_twice_the_time, a_scheduler_that_gives_no_answer_ends_nothing,
-    one_that_is_started_by_nobody_waits_for_as_long_as_that_lasts, an_answer_that_was_lost_submits_nothing_twice,
-    a_submission_that_was_lost_is_taken_back_before_another_is_made, a_job_that_is_started_again_does_nothing,
-    a_job_that_its_scheduler_forgot_goes_on_while_it_is_heard, a_zombie_is_fenced, what_waits_and_is_stopped_never_begins,
-    a_refusal_is_said, a_full_scheduler_is_asked_again, a_job_that_can_not_begin_is_said, other_releases_are_refused_before_anything_runs,
-    a_result_that_is_seen_late_counts, one_that_runs_too_long_or_hangs_is_ended, a_daemon_that_died_before_it_asked_asks_once,
-    last_words_that_can_not_be_written_are_tried_again,
+    each_end_by_the_scheduler_is_told_apart, want_of_memory_is_known_by_the_words_of_slurm,
+    a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler, a_time_limit_is_followed_by_twice_the_time,
+    a_scheduler_that_gives_no_answer_ends_nothing, one_that_is_started_by_nobody_waits_for_as_long_as_that_lasts,
+    an_answer_that_was_lost_submits_nothing_twice, a_submission_that_was_lost_is_taken_back_before_another_is_made,
+    a_job_that_is_started_again_does_nothing, a_job_that_its_scheduler_forgot_goes_on_while_it_is_heard, a_zombie_is_fenced,
+    what_waits_and_is_stopped_never_begins, a_refusal_is_said, a_full_scheduler_is_asked_again, a_job_that_can_not_begin_is_said,
+    other_releases_are_refused_before_anything_runs, a_result_that_is_seen_late_counts, one_that_runs_too_long_or_hangs_is_ended,
+    a_daemon_that_died_before_it_asked_asks_once, last_words_that_can_not_be_written_are_tried_again,
 )  # fmt: skip

@@ -156,3 +156,28 @@ def test_a_machine_whose_clock_is_off_by_minutes(bench: Bench, faketime: Path, m
     assert stays(lambda: taken.poll() is None, 2 * LATE)
     bench.release(taken)
     assert outcome(taken) == (Outcome.SUCCEEDED, None)
+
+
+@pytest.fixture
+def strict(site_tree: Path, tmp_path: Path) -> Iterator[Bench]:
+    """Attempts by a Slurm that ends a job that takes more memory than it asked for. Without control groups it looks at processes."""
+    gather = "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherParams=OverMemoryKill\nJobAcctGatherFrequency=task=1\n"
+    made = SlurmSite(site_tree, tmp_path / "strict", gather)
+    bench = Bench(tmp_path, Slurm(directory=str(made.commands)))
+    yield bench
+    bench.close()
+    made.close()
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_followed_by_one_that_asks_for_more(strict: Bench) -> None:
+    strict.executor.terms = dataclasses.replace(strict.executor.terms, memory=300 << 20)
+    attempt = at_work(strict)
+    (attempt.folder / "greedy.now").write_text(str(500 << 20))
+    (attempt.folder / "greedy.now").rename(attempt.folder / "greedy")
+    result = result_of(attempt)
+    assert result.fault is not None and result.fault.code == FaultCode.OUT_OF_MEMORY, result
+    assert "300 MiB" in result.fault.cause and "on " in result.fault.cause
+    assert result.peak_rss >= 300 << 20, "by which the next attempt is given more"
+    killed = at_work(strict)
+    child_of(killed.folder).kill()
+    assert outcome(killed) == (Outcome.RETRYABLE, FaultCode.KILLED), "of which that is told apart"

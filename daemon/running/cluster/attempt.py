@@ -156,14 +156,10 @@ class ClusterAttempt:
             began = self.course.begun_at
             seconds = round(self._clock() - began + self.course.ran, 3) if began is not None else 0.0
             case = Case(
-                self.context, self.folder, self.bounds, self.orders, self.course, signs.end, self.scheduler, seconds, self._last_words()
-            )
+                self.context, self.folder, self.bounds, self.orders, self.course, signs.end, self.scheduler, seconds,
+                self._tail(self.orders.token, self.folder),
+            )  # fmt: skip
             self._result = result_of(case)
-
-    def _last_words(self) -> str:
-        """The last line that the scheduler wrote about it."""
-        lines = self._tail(self.orders.token, self.folder).splitlines()
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def _do(self, act: Act) -> None:
         if act is Act.CANCEL:
