@@ -86,7 +86,7 @@ def test_it_is_tried_there_again_after_pauses_that_grow_and_the_machine_and_what
     base, began = str(site.world.paths["base"]), site.shift
     said = retrying([site.merge()], time.time())
     assert said is not None and base in said and "on node7, a machine of slurm" in said
-    assert 'stages = { merge = "local" }' in said and "for 24 h (limits.away_hours)" in said
+    assert 'stages = { merge = "local" }' in said and "it waits for 24 h, limits.away_hours" in said
     pauses = [site.try_again() for _ in range(12)]
     assert site.merge().failures == 0 and site.merge().state == "waiting", "that says nothing about the stage"
     assert pauses[0] >= episodes.LONGEST_PAUSE and all(pause <= 1.25 * episodes.LONGEST_THERE for pause in pauses)

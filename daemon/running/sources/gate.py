@@ -176,8 +176,7 @@ class Gate:
             f"make it readable there by the same path (`ckptd check` says what the machines of {place.scheduler} don't see), or let the"
             f' stage run here (stages = {{ {stage} = "local" }} in [cluster], and a restart of the daemon)'
         )
-        again = f"an attempt is made again every minute, later every quarter of an hour, for {self._hours()} (limits.away_hours)"
-        said = fault.model_copy(update={"cause": cause, "remedy": f"{remedy}; {again}"})
+        said = fault.model_copy(update={"cause": cause, "remedy": f"{remedy} (it waits for {self._hours()}, limits.away_hours)"})
         pause = self._away.waits(job.id, f"{place.scheduler}:{key}", said, met_there(stage), there=True)
         return self.given_up(fault.model_copy(update={"cause": cause}), remedy) if pause is None else said, pause
 
