@@ -26,6 +26,9 @@ FIRST_LOOKS, LONGEST_PAUSE = 2.0, 60.0
 """Seconds between two looks at what is away: at first, and at most."""
 LOOKS = 15
 """A look is made after another such part of the time that it has been away already."""
+LONGEST_THERE, TRIES_THERE = 900.0, 3
+"""The same where only another attempt can look, which costs a job of another machine: longest pause, and part of the time. The shortest
+is the longest one between looks."""
 SAME_SECONDS = 600.0
 """What is away again so soon after it was back is told of no second time: a server that comes and goes is one story."""
 
@@ -72,10 +75,11 @@ class Away:
         began = _goes_on(kept) - _uptime()
         self._clock = clock or (lambda: began + _uptime())
 
-    def waits(self, job: str, key: str, fault: Fault, kind: str = "") -> float | None:
+    def waits(self, job: str, key: str, fault: Fault, kind: str = "", *, there: bool = False) -> float | None:
         """An export finds something away: how long it waits until the next look, in seconds; None where it has waited long enough.
 
-        `kind`: of the look that found it, and that alone can find it again.
+        `kind`: of the look that found it, and that alone can find it again. `there`: it is away for another machine, where only an
+        attempt can look.
         """
         if self.patience <= 0:
             return None
@@ -94,6 +98,8 @@ class Away:
             self._keep()
         if now - since >= self.patience:
             return None
+        if there:
+            return min(LONGEST_THERE, max(LONGEST_PAUSE, (now - since) / TRIES_THERE))
         return min(LONGEST_PAUSE, max(FIRST_LOOKS, (now - since) / LOOKS))
 
     def there(self, job: str, kind: str = "", only: Collection[str] | None = None) -> None:

@@ -90,7 +90,10 @@ class Worker:
         """Run the child to its end."""
         if (fault := self._other_versions()) is not None:
             return End(code=0, result=False, fault=fault)
-        signal.signal(signal.SIGTERM, self._terminate)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._terminate)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # a site lets sbatch send one before a time limit; the work goes on until that
+            signal.signal(number, signal.SIG_IGN)
         try:
             self._make_scratch()
         except OSError as error:

@@ -1,5 +1,6 @@
 """`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` lies beside it.
-Where `full` does, there is no room for what it writes; where `large` does, it writes as many bytes as that says."""
+Where `full` does, there is no room for what it writes; where `large` does, it writes as many bytes as that says; where `greedy` does, it
+takes as many bytes of memory."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     with open(folder.parent / "begun", "a", encoding="utf-8") as stream:
         stream.write(f"{context.attempt_id}\n")
     (folder / "clock").write_text(str(time.time()))
+    taken = b""
     while (folder / "hold").exists():
         reporter.progress(0.5, "held")
+        if not taken and (folder / "greedy").exists():
+            taken = b"x" * int((folder / "greedy").read_text())
         time.sleep(PAUSE)
     if (folder / "full").exists():
         with open("/dev/full", "wb", buffering=0) as stream:

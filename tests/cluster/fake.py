@@ -27,6 +27,7 @@ class Job:
     ended: Ending | None = None
     """What is said of its end, where that is not its own."""
     forgotten: bool = False
+    paused: bool = False
 
 
 class FakeScheduler:
@@ -93,6 +94,8 @@ class FakeScheduler:
         if not job.runs:
             return Sighting(State.PENDING, job.id, "PENDING", self.reason)
         lives = any(run.poll() is None for run in job.runs)
+        if lives and job.paused:
+            return Sighting(State.RUNNING, job.id, "SUSPENDED", "it is suspended", "here", paused=True)
         return Sighting(State.RUNNING if lives else State.GONE, job.id, "RUNNING" if lives else "COMPLETED", host="here")
 
     # What goes wrong
@@ -120,6 +123,12 @@ class FakeScheduler:
                 for pid in (run.pid, *children_of(run.pid)):
                     with contextlib.suppress(OSError):
                         os.kill(pid, number)
+
+    def pause(self, token: str, *, go_on: bool = False) -> None:
+        """Suspend a job, as one that gives way for a while, or let it go on."""
+        with self._lock:
+            self.jobs[token].paused = not go_on
+            self.signal(token, signal.SIGCONT if go_on else signal.SIGSTOP)
 
     def close(self) -> None:
         """Leave nothing behind."""

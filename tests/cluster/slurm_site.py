@@ -52,7 +52,7 @@ class SlurmSite:
         """`configuration`: lines for slurm.conf that replace or complete the usual ones."""
         self.folder, self._tree = folder, tree
         self.commands, self._environment = folder / "bin", self._variables()
-        for name in ("state", "spool", "bin"):
+        for name in ("state", "spool", "bin", "sbin"):
             (folder / name).mkdir(parents=True)
         (folder / "slurm.conf").write_text(self._configuration(configuration), encoding="utf-8")
         for program in ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"):
@@ -97,16 +97,23 @@ class SlurmSite:
 
     def start_controller(self) -> None:
         """Start slurmctld."""
-        self.controller = self._daemon("slurmctld-wlm", "-D")
+        self.controller = self._daemon("slurmctld", "-D")
 
     def start_node(self) -> None:
         """Start slurmd."""
-        self.node = self._daemon("slurmd-wlm", "-D", "-d", str(self._tree / "usr/sbin/slurmstepd-wlm"))
+        self.node = self._daemon("slurmd", "-D", "-d", str(self._program("slurmstepd")))
+
+    def _program(self, name: str) -> Path:
+        """A program by the name that it has on a site: by that its parts know where they run."""
+        path = self.folder / "sbin" / name
+        if not path.is_symlink():
+            path.symlink_to(self._tree / "usr/sbin" / f"{name}-wlm")
+        return path
 
     def _daemon(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{program}.out", "ab") as output:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", self._tree / "usr/sbin" / program, *words], env=self._environment, cwd=self.folder,
+                ["setpriv", "--pdeathsig", "KILL", self._program(program), *words], env=self._environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -134,4 +137,28 @@ def test_stages_run_where_the_configuration_says(make_submitting: Make, add: Add
     assert job["state"] == "succeeded", service.log()[-3000:]
     elsewhere = {path.parent.name.partition(".")[0] for path in (service.state / "jobs").glob("*/*/orders.json")}
     assert elsewhere == {*STAGES_OF_ONE} - {"merge"}
+    service.sound()
+
+
+@pytest.mark.slow
+def test_a_base_that_slurms_machine_does_not_see_is_said_with_the_machine(
+    make_submitting: Make, add: Add, pico_base: Path, tmp_path: Path
+) -> None:
+    here, seen = tmp_path / "here", tmp_path / "base"
+    shutil.copytree(pico_base, here / "base")
+    seen.symlink_to("/proc/self/cwd/base")  # there for what runs in that folder, as the daemon does
+    service = make_submitting(f"[base.map]\n{json.dumps(str(pico_base))} = {json.dumps(str(seen))}\n")
+    service.command = ("sh", "-c", f'cd {shlex.quote(str(here))} && exec "$@"', "sh", *service.command)
+    add(service)
+    service.start()
+    value = service.wait_for(lambda v: any("a machine of slurm" in (job["waiting_for"] or "") for job in v["jobs"]), 60)
+    (job,) = value["jobs"]
+    assert str(seen) in job["waiting_for"] and 'stages = { merge = "local" }' in job["waiting_for"]
+    time.sleep(10)  # many looks of the daemon, which sees it
+    (job,) = service.status()["jobs"]
+    (merge,) = [stage for stage in job["stages"] if stage["name"] == "merge"]
+    assert merge["retry_at"] is not None and merge["attempts"] == 1
+    assert "source.back" not in service.log()
+    service.cancel()
+    assert service.stop() == 0
     service.sound()

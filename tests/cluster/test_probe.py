@@ -114,3 +114,12 @@ def test_the_probe_asks_for_what_attempts_ask_for(settings: Settings, fake: Fake
     examine_cluster(settings.model_copy(update={"cluster": type(settings.cluster).model_validate(cluster)}), fake)
     (job,) = fake.jobs.values()
     assert (job.resources.cpus, job.resources.memory) == (64, 900 << 30)
+
+
+def test_a_queue_that_no_stage_of_the_configured_variants_uses_gets_no_probe(settings: Settings, fake: FakeScheduler) -> None:
+    queues = {"gpu": {"cpus": 2}, "spare": {"cpus": 3}, "rest": {"cpus": 4}}
+    stages = {"tensorrt*": "spare", "merge": "gpu", "*": "rest"}
+    cluster = {**settings.cluster.model_dump(), "queues": queues, "stages": stages, "slurm": {"cpus": 1}}
+    here = examine_cluster(settings.model_copy(update={"cluster": type(settings.cluster).model_validate(cluster)}), fake)
+    assert sorted(job.resources.cpus for job in fake.jobs.values()) == [2, 4]
+    assert here.problems == () and "fake queue gpu: " in here.facts["cluster"] and "spare" not in here.facts["cluster"]

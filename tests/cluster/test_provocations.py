@@ -16,7 +16,7 @@ from daemon.contract.jobs.messages import Outcome
 from daemon.running.cluster import executor
 from daemon.running.cluster.attempt import ClusterAttempt
 from daemon.running.cluster.slurm.scheduler import Slurm
-from tests.cluster.bench import LATE, Bench, child_of, outcome, result_of, runs, stays, until
+from tests.cluster.bench import BOUNDS, LATE, Bench, child_of, outcome, result_of, runs, stays, until
 from tests.cluster.slurm_site import SlurmSite, download
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,16 @@ def test_a_stage_that_is_killed_is_told_apart_from_want_of_memory(bench: Bench, 
     follows(bench)
 
 
+def test_a_signal_to_the_job_is_said_and_a_warning_before_a_limit_is_none(bench: Bench, held: ClusterAttempt, rough: SlurmSite) -> None:
+    rough.run("scancel", "--signal=USR1", "--full", held.place.id)
+    assert stays(lambda: held.poll() is None, 2)
+    rough.run("scancel", "--signal=HUP", "--batch", held.place.id)
+    result = result_of(held)
+    assert result.fault is not None and result.fault.code == FaultCode.KILLED, result
+    assert "a signal told its job" in result.fault.cause and held.ended_surely
+    follows(bench)
+
+
 def test_slurms_time_limit_is_said_and_followed_by_twice_the_time(bench: Bench, rough: SlurmSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "TIME_SLACK", -80.0)  # so that Slurm's limit comes first
     first = at_work(bench)
@@ -115,6 +125,18 @@ def test_slurms_time_limit_is_said_and_followed_by_twice_the_time(bench: Bench, 
     assert "TimeLimit=00:02:00" in rough.run("scontrol", "show", "job", second.place.id)
     bench.release(second)
     assert outcome(second) == (Outcome.SUCCEEDED, None)
+
+
+def test_a_job_that_slurm_suspends_for_longer_than_a_silence_goes_on_later(bench: Bench, rough: SlurmSite) -> None:
+    attempt = bench.start(dataclasses.replace(BOUNDS, silence=8.0), held=True)
+    until(lambda: runs(attempt) and attempt.place.state == "running" and attempt.place.id)
+    rough.run("scontrol", "suspend", attempt.place.id)
+    until(lambda: attempt.place.word == "SUSPENDED" and "Slurm has suspended it" in attempt.progress.message)
+    assert stays(lambda: attempt.poll() is None, 12)
+    rough.run("scontrol", "resume", attempt.place.id)
+    until(lambda: attempt.place.word == "RUNNING")
+    bench.release(attempt)
+    assert outcome(attempt) == (Outcome.SUCCEEDED, None)
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["in-time", "too-late"])
@@ -156,3 +178,28 @@ def test_a_machine_whose_clock_is_off_by_minutes(bench: Bench, faketime: Path, m
     assert stays(lambda: taken.poll() is None, 2 * LATE)
     bench.release(taken)
     assert outcome(taken) == (Outcome.SUCCEEDED, None)
+
+
+@pytest.fixture
+def strict(site_tree: Path, tmp_path: Path) -> Iterator[Bench]:
+    """Attempts by a Slurm that ends a job that takes more memory than it asked for. Without control groups it looks at processes."""
+    gather = "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherParams=OverMemoryKill\nJobAcctGatherFrequency=task=1\n"
+    made = SlurmSite(site_tree, tmp_path / "strict", gather)
+    bench = Bench(tmp_path, Slurm(directory=str(made.commands)))
+    yield bench
+    bench.close()
+    made.close()
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_followed_by_one_that_asks_for_more(strict: Bench) -> None:
+    strict.executor.terms = dataclasses.replace(strict.executor.terms, memory=300 << 20)
+    attempt = at_work(strict)
+    (attempt.folder / "greedy.now").write_text(str(500 << 20))
+    (attempt.folder / "greedy.now").rename(attempt.folder / "greedy")
+    result = result_of(attempt)
+    assert result.fault is not None and result.fault.code == FaultCode.OUT_OF_MEMORY, result
+    assert "300 MiB" in result.fault.cause and "on " in result.fault.cause
+    assert result.peak_rss >= 300 << 20, "by which the next attempt is given more"
+    killed = at_work(strict)
+    child_of(killed.folder).kill()
+    assert outcome(killed) == (Outcome.RETRYABLE, FaultCode.KILLED), "of which that is told apart"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.operating.log.stage_log import Attempted, follow_stage
+from tests.runner.conftest import Toy, add, make_toy
+
+__all__ = ["add", "make_toy"]
 
 
 class Stage:
@@ -92,3 +98,21 @@ def test_what_is_no_plain_file_is_not_read_and_not_waited_for(tmp_path: Path, ki
     else:
         os.mkfifo(stage.log)
     assert list(stage.lines(forever=False)) == []
+
+
+def test_a_stage_that_has_not_begun_is_waited_for(make_toy: Callable[..., Toy], add: Callable[..., Path]) -> None:
+    toy = make_toy().start_held(add)
+    id = toy.status()["jobs"][0]["id"]
+    words = ("logs", "--follow", "--job", id, "--stage", "pytorch", "--config", str(toy.config))
+    environment = {**os.environ, **toy.environment}
+    with subprocess.Popen([sys.executable, "-m", "daemon", *words], stderr=subprocess.PIPE, text=True, env=environment) as reader:
+        bound = threading.Timer(60, reader.kill)
+        bound.start()
+        assert reader.stderr is not None and "has not begun" in reader.stderr.readline()
+        toy.held.unlink()
+        assert reader.wait() == 0
+        bound.cancel()
+    stages = {stage["name"]: stage["state"] for job in toy.status()["jobs"] for stage in job["stages"]}
+    assert stages["pytorch"] == "succeeded", "and not before that has ended"
+    toy.wait_ended()
+    toy.stop()

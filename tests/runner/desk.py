@@ -14,7 +14,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome,
 from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.running.attempts.executor import Attempt, Bounds, CpuShare, Order, Progress
+from daemon.running.attempts.executor import Attempt, Bounds, CpuShare, Order, Progress, Whereabouts
 from daemon.running.runner import Runner
 
 Script = Callable[[StageContext], StageResult | None]
@@ -33,7 +33,7 @@ class Fake:
     cpu: CpuShare | None = None
     id: str = "fake"
     wait_handle: None = None
-    place: None = None
+    place: Whereabouts | None = None
     ended_surely: bool = True
     stopped: bool = False
     fault: Fault | None = None
@@ -88,11 +88,15 @@ class Desk:
     started: list[str] = field(default_factory=list)
     script: Script = lambda context: done(context)
     fakes: list[Fake] = field(default_factory=list)
+    place: Whereabouts | None = None
+    """Where attempts run, None for this box."""
+    sure: bool = True
+    """Whether nothing of an attempt can run any more once it has ended."""
 
     def start(self, order: Order) -> Fake:
         context = order.context
         self.started.append(f"{context.checkpoint.run}-{context.checkpoint.step} {context.stage}")
-        self.fakes.append(Fake(context, lambda one: self.script(one)))
+        self.fakes.append(Fake(context, lambda one: self.script(one), place=self.place, ended_surely=self.sure))
         return self.fakes[-1]
 
     def add(

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.cli.views.markup import say_error, say_lines, say_whole
-from daemon.contract.language.catalog import translated, translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.operating.log.stage_log import Attempted, follow_stage
+
+NOT_BEGUN = to_translate("The stage has not begun yet.")
 
 
 def print_stage_log(
@@ -38,9 +40,10 @@ class _Silence:
     def look(self) -> Attempted:
         """The stage's latest attempt."""
         attempt = self._look()
-        if not self.broken and not attempt.over and attempt.doing != self._doing:
-            self._doing = attempt.doing
-            say_error(translated_text(attempt.doing))
+        doing = attempt.doing or ("" if attempt.number else NOT_BEGUN)
+        if not self.broken and not attempt.over and doing != self._doing:
+            self._doing = doing
+            say_error(translated(doing) if doing == NOT_BEGUN else translated_text(doing))
         return attempt
 
     def end(self) -> None:

@@ -18,8 +18,9 @@ from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import PROBE, PROBED, Probe, Probed
+from daemon.contract.jobs.plan import plan
 from daemon.contract.version import __version__
-from daemon.running.cluster.by_stage import scheduler_of, terms_of
+from daemon.running.cluster.by_stage import queue_of, scheduler_of, terms_of
 from daemon.running.cluster.executor import environment_there, write_script
 from daemon.running.cluster.port import NOT_SEEN, Refused, Resources, Scheduler, State, Unsure
 from daemon.running.rules.resume_keys import library_version
@@ -58,7 +59,7 @@ class ClusterHere:
 
 
 def examine_cluster(settings: Settings, scheduler: Scheduler | None = None) -> ClusterHere:
-    """Hand in a probe to each queue, and wait for the answers. `scheduler`: instead of the configured one."""
+    """Hand in a probe to each queue that a stage uses, and wait for the answers. `scheduler`: instead of the configured one."""
     if not settings.cluster.is_used:
         return ClusterHere({})
     try:
@@ -66,7 +67,9 @@ def examine_cluster(settings: Settings, scheduler: Scheduler | None = None) -> C
     except UsageError as error:
         return ClusterHere({}, (f"cluster: {error.fault.cause}; {error.fault.remedy}",))
     facts, problems, warnings = dict[str, str](), list[str](), list[str]()
-    for queue in ("", *settings.cluster.queues):
+    stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0, sharded=True)
+    used = {queue_of(settings.cluster, spec.name) for spec in stages}
+    for queue in (queue for queue in ("", *settings.cluster.queues) if queue in used):
         name = f"{known.name} queue {queue}" if queue else known.name
         try:
             answer = _probe(settings, known, queue)

@@ -8,7 +8,7 @@ from pathlib import Path
 from daemon.config.places.paths import StatePaths, existing, states_in
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.journal.states import OPEN_JOB
+from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.stage_log import Attempted
 from daemon.operating.monitoring.status import JobDetails, find, find_made, ids
 
@@ -63,8 +63,8 @@ def attempted_at(state: Path, wanted: str | None, stage: str) -> Callable[[], At
         if now is None:
             raise _no_stage(stage, f"the stages of {id} are {', '.join(row.name for row in job.stages)}")
         latest = max((row for row in job.attempts if row.stage == stage), key=lambda row: row.number, default=None)
-        over = now.state not in OPEN_JOB or job.state not in OPEN_JOB
-        doing = now.message or (job.waiting_for if now.state == "pending" else None) or ""
+        over = now.state in ENDED_STAGE or job.state in ENDED_JOB
+        doing = now.message or (job.waiting_for if now.state == "waiting" else None) or ""
         return Attempted(latest.number, Path(latest.log), over, doing) if latest is not None else Attempted(0, state, over, doing)
 
     look()

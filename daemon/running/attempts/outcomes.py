@@ -33,8 +33,7 @@ from daemon.running.attempts.children import Children, Running
 from daemon.running.attempts.executor import LOG_FILE
 from daemon.running.resumption import Resumption
 from daemon.running.rules.retry import after_crash, decide
-from daemon.running.sources.gate import Gate
-from daemon.running.sources.outside import key_of
+from daemon.running.sources.gate import Gate, met_there
 from daemon.running.waits import Waits
 from daemon.system.episodes import Away
 from daemon.system.logger import Logger
@@ -72,9 +71,10 @@ class Outcomes:
                     is_void = True
                 if is_void:
                     result = StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
-                if running.unanswered is not None or not running.attempt.ended_surely:
+                lost = running.unanswered is not None or not running.attempt.ended_surely
+                if lost and result.outcome != Outcome.SUCCEEDED:  # a result is written last: what it names is whole, and is the output
                     _clear(running.row.staging)  # a lost attempt may still write there, and no other goes on with that
-                result = self._if_away(job, result)
+                result = self._if_away(running, result)
                 self.settle(running.row, stages[running.row.stage], result, measured=_measure(running, result))
             self._waits.refused(result.fault)
             self._waits.end(job.id)
@@ -145,19 +145,18 @@ class Outcomes:
                 reason=step.reason,
             )
 
-    def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
+    def _if_away(self, running: Running, result: StageResult) -> StageResult:
         """Return the result of an attempt, with what follows where it met something that is away: a pause, in the end a failure."""
+        job, stage = running.job, running.row.stage
         if result.outcome == Outcome.SUCCEEDED:
+            self._away.there(job.id, met_there(stage))
             self._away.further(job.id)
         fault = result.fault
         if fault is None or not self._gate.is_away(fault):
             return result
-        fault = fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})
-        said = self._gate.explain_wait(fault)
-        pause = self._gate.waits(job, key_of(job, fault.path or job.id, self._gate.toolchains), said)
-        if pause is None:
-            return result.model_copy(update={"outcome": Outcome.PERMANENT, "fault": self._gate.given_up(fault)})
-        return result.model_copy(update={"outcome": Outcome.RETRYABLE, "fault": said, "retry_after": pause})
+        fault, pause = self._gate.met(job, stage, fault.model_copy(update={"code": FaultCode.SOURCE_AWAY}), running.attempt.place)
+        outcome = Outcome.PERMANENT if pause is None else Outcome.RETRYABLE
+        return result.model_copy(update={"outcome": outcome, "fault": fault, "retry_after": pause})
 
 
 def _as_asked(result: StageResult) -> StageResult:

@@ -15,6 +15,7 @@ from daemon.contract.jobs.elsewhere import BEGUN, CLAIM, END, FENCE, ORDERS, SAI
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Bounds, Progress, Whereabouts
 from daemon.running.attempts.progress_channel import READ_LIMIT, Progressing
+from daemon.running.attempts.result_file import examine
 from daemon.running.cluster.conclusion import Case, result_of
 from daemon.running.cluster.course import Act, Course, Over, Signs
 from daemon.running.cluster.port import NOT_SEEN, Resources, Scheduler, Sighting, State
@@ -56,6 +57,8 @@ class ClusterAttempt:
         self._talk = Progressing()
         self._offset = 0
         self._signs = Signs()
+        self._whole = False
+        """Its result was seen whole, and so were the files that it names: another machine's are seen one after the other."""
         self._result: StageResult | None = None
         self._lock = threading.Lock()
         self._adopted = adopted
@@ -70,7 +73,8 @@ class ClusterAttempt:
         place, said = self.place, self._talk.progress
         if self.course.begun_at is None:
             return Progress(0.0, self._in_the_queue(place))
-        return Progress(said.fraction, f"{said.message} (on {place.host}, {self.scheduler} job {place.id})")
+        paused = f"; {self.sighting.reason}" if self.sighting.paused else ""
+        return Progress(said.fraction, f"{said.message} (on {place.host}, {self.scheduler} job {place.id}{paused})")
 
     def _in_the_queue(self, place: Whereabouts) -> str:
         submission = self.orders.submission
@@ -136,7 +140,9 @@ class ClusterAttempt:
         if end is None and END in names:
             end = elsewhere.get(self.folder, END, End)
         said = self._listen() if SAID in names else 0
-        return Signs(claim, end, Path(self.context.result).name in names, said)
+        if not self._whole and Path(self.context.result).name in names:
+            self._whole = examine(self.context)[0] is not None
+        return Signs(claim, end, self._whole, said)
 
     def advance(self, signs: Signs) -> None:
         """Take in the signs, and do what is to be done. Raises OSError; nothing is lost by that."""
@@ -156,14 +162,10 @@ class ClusterAttempt:
             began = self.course.begun_at
             seconds = round(self._clock() - began + self.course.ran, 3) if began is not None else 0.0
             case = Case(
-                self.context, self.folder, self.bounds, self.orders, self.course, signs.end, self.scheduler, seconds, self._last_words()
-            )
+                self.context, self.folder, self.bounds, self.orders, self.course, signs.end, self.scheduler, seconds,
+                self._tail(self.orders.token, self.folder),
+            )  # fmt: skip
             self._result = result_of(case)
-
-    def _last_words(self) -> str:
-        """The last line that the scheduler wrote about it."""
-        lines = self._tail(self.orders.token, self.folder).splitlines()
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def _do(self, act: Act) -> None:
         if act is Act.CANCEL:

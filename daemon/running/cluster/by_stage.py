@@ -36,11 +36,7 @@ class ByStage:
         self._cluster.prepare()
 
     def _queue(self, stage: str) -> str:
-        """`local`, or the name of the queue that a stage is handed in to, "" for the one without a name."""
-        for pattern, place in self._settings.stages.items():
-            if fnmatchcase(stage, pattern):
-                return "" if place == self._settings.executor and place != LOCAL else place
-        return LOCAL if self._settings.executor == LOCAL else ""
+        return queue_of(self._settings, stage)
 
     def runs_here(self, spec: StageSpec) -> bool:
         """As `Executor.runs_here`."""
@@ -73,6 +69,14 @@ class ByStage:
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         """As `Executor.at_work`."""
         return {**self._local.at_work(jobs), **self._cluster.at_work(jobs)}
+
+
+def queue_of(settings: ClusterSettings, stage: str) -> str:
+    """`local`, or the name of the queue that a stage is handed in to, "" for the one without a name."""
+    for pattern, place in settings.stages.items():
+        if fnmatchcase(stage, pattern):
+            return "" if place == settings.executor and place != LOCAL else place
+    return LOCAL if settings.executor == LOCAL else ""
 
 
 def terms_of(settings: ClusterSettings, queue: str) -> Terms:

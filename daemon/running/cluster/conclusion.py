@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from daemon.running.cluster.port import Ending
 
 RESUBMIT_SECONDS = 30.0
 """Before an attempt that lost its machine, or gave way to another job, is followed by the next."""
+_MEMORY = re.compile(r"^slurmstepd.*(exceeded.* memory limit|oom[-_ ]kill|out of memory)", re.IGNORECASE | re.MULTILINE)
+"""What Slurm writes into a job's output as it ends it for want of memory. Without control groups it calls that job failed, or cancelled."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,19 @@ class Case:
     """Its name."""
     seconds: float = 0.0
     """For which it ran, as far as that is known."""
-    said: str = ""
-    """The last line that the scheduler wrote about it."""
+    words: str = ""
+    """The end of what the scheduler wrote about it."""
+
+    @property
+    def said(self) -> str:
+        """The last line of that."""
+        return next((line.strip()[:300] for line in reversed(self.words.splitlines()) if line.strip()), "")
+
+    @property
+    def ending(self) -> Ending:
+        """What the scheduler says of the end of it, by the state of its job or in that job's output."""
+        known = self.course.ending
+        return Ending.OUT_OF_MEMORY if known in (Ending.ENDED, Ending.CANCELLED) and _MEMORY.search(self.words) else known
 
 
 def result_of(case: Case) -> StageResult:
@@ -101,7 +115,7 @@ def _not_begun(case: Case, stopped: Fault | None) -> StageResult:
             remedy="nothing; it is handed in again",
         )  # fmt: skip
         return StageResult(outcome=Outcome.RETRYABLE, fault=fault, retry_after=RESUBMIT_SECONDS)
-    if case.course.ending is not Ending.ENDED:
+    if case.ending is not Ending.ENDED:
         return StageResult(outcome=Outcome.RETRYABLE, fault=_by_scheduler(case), retry_after=RESUBMIT_SECONDS)
     fault = Fault(
         code=FaultCode.WORKER_NOT_BEGUN, operation=operation, path=str(case.folder),
@@ -116,6 +130,10 @@ def _by_scheduler(case: Case) -> Fault:
     known, name = case.course.last_known, case.scheduler
     where = f" on {known.host}" if known.host else ""
     said = f" ({known.word})" if known.word else ""
+    if case.ending is Ending.ENDED and case.end is not None:  # its worker's last words are that it was terminated
+        cause = f"a signal told its job{where} to end{said}, which neither ckptd nor {name} sent"
+        remedy = "find out who sends signals on this machine"
+        return Fault(code=FaultCode.KILLED, operation=f"run the stage {case.context.stage} by {name}", cause=cause, remedy=remedy)
     code, cause, remedy = {
         Ending.CANCELLED: (
             FaultCode.CANCELLED_THERE, f"somebody cancelled its job {case.orders.id}{said}; ckptd did not",
@@ -140,7 +158,7 @@ def _by_scheduler(case: Case) -> Fault:
         Ending.ENDED: (
             FaultCode.LOST_THERE, f"its job{where} is gone and left no result{said}{_quoted(case)}", READ_LOG,
         ),
-    }[case.course.ending]  # fmt: skip
+    }[case.ending]  # fmt: skip
     return Fault(code=code, operation=f"run the stage {case.context.stage} by {name}", cause=cause, remedy=remedy)
 
 

@@ -6,6 +6,7 @@ The clock is an argument, the daemon's own and monotonic: no time that another m
 - one that says "gone" is believed only when nothing was heard of the attempt for `late` seconds more, since a file may be seen late; an
   attempt that somebody has claimed is fenced then, and one that nobody has is taken back by the claim;
 - one that waits again after it ran was requeued by somebody: that ends the attempt as if it were gone, since its claim is made for good;
+- one that its scheduler has suspended is neither silent nor at work meanwhile;
 - nothing is submitted twice: where the answer to a submission was lost, the job is looked for by its name.
 """
 
@@ -62,6 +63,7 @@ class Signs:
     claim: Claim | None = None
     end: End | None = None
     result: bool = False
+    """Whole, with the files that it names."""
     said: int = 0
     """Bytes of the progress channel: that they grow is a sign of life."""
 
@@ -96,6 +98,7 @@ class Course:
     """Whether the scheduler lets it wait again after it ran."""
     _said: int = -1
     _heard_at: float = 0.0
+    _stepped_at: float = 0.0
     _gone_at: float | None = None
     _complete_at: float | None = None
     """Since when there are the last words, or a result without them."""
@@ -141,6 +144,9 @@ class Course:
             self._said, self._heard_at = signs.said, now
         if signs.claim is not None and self.begun_at is None:
             self.begun_at = self._heard_at = now
+        elif sighting.paused and self.begun_at is not None:
+            self._heard_at, self.begun_at = now, self.begun_at + now - self._stepped_at
+        self._stepped_at = now
         self.sighting = sighting
         if sighting.state is State.PENDING and (self.requeued or self.last_known.state is State.RUNNING):
             self.requeued = True

@@ -51,6 +51,8 @@ class Sighting:
     host: str = ""
     """Where it runs."""
     ending: Ending = Ending.ENDED
+    paused: bool = False
+    """It runs, and is suspended: its processes are stopped, and go on later."""
 
 
 NOT_SEEN = Sighting(State.UNKNOWN)

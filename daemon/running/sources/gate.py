@@ -16,6 +16,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import digest_of
 from daemon.journal.rows import JobRow, StageRow
+from daemon.running.attempts.executor import Whereabouts
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.resume_keys import Sources, texts_of
 from daemon.running.sources import outside
@@ -30,6 +31,11 @@ FOR_SOURCES = frozenset({FaultCode.SOURCE_AWAY, FaultCode.BASE_NOT_FOUND})
 TOOLCHAIN = "toolchain"
 """The kind of look that is made for one stage alone."""
 HOUR = 3600.0
+
+
+def met_there(stage: str) -> str:
+    """The kind of look that an attempt on another machine is: only the stage's success ends what it waits for."""
+    return f"attempt {stage}"
 
 
 class Gate:
@@ -155,6 +161,25 @@ class Gate:
         """As `Away.waits`, by the kind of look that can find this there again."""
         return self._away.waits(job.id, key, fault, TOOLCHAIN if self.toolchains in (Path(key), *Path(key).parents) else "")
 
+    def met(self, job: JobRow, stage: str, fault: Fault, place: Whereabouts | None) -> tuple[Fault, float | None]:
+        """What is said of what an attempt met that is away, and how long it is until the next; None where it was waited for long enough.
+
+        `place`: where the attempt ran, if not on this box, which may see what another machine does not.
+        """
+        key = key_of(job, fault.path or job.id, self.toolchains)
+        if place is None:
+            said = self.explain_wait(fault)
+            pause = self.waits(job, key, said)
+            return self.given_up(fault) if pause is None else said, pause
+        cause = f"{fault.cause} on {place.host}, a machine of {place.scheduler}"
+        remedy = (
+            f"make it readable there by the same path (`ckptd check` says what the machines of {place.scheduler} don't see), or let the"
+            f' stage run here (stages = {{ {stage} = "local" }} in [cluster], and a restart of the daemon)'
+        )
+        said = fault.model_copy(update={"cause": cause, "remedy": f"{remedy} (it waits for {self._hours()}, limits.away_hours)"})
+        pause = self._away.waits(job.id, f"{place.scheduler}:{key}", said, met_there(stage), there=True)
+        return self.given_up(fault.model_copy(update={"cause": cause}), remedy) if pause is None else said, pause
+
     def place_away(self) -> Fault | None:
         """What of the places is away right before something is made there: what lies in a mount point is hidden once it is mounted."""
         try:
@@ -190,12 +215,12 @@ class Gate:
             )
         return fault.model_copy(update={"remedy": remedy})
 
-    def given_up(self, fault: Fault) -> Fault:
+    def given_up(self, fault: Fault, remedy: str = "put it back, or make it readable") -> Fault:
         """The fault of what was waited for long enough."""
         cause = (
             fault.cause if not self._away.patience else f"{fault.cause}, and the export has waited for {self._hours()} (limits.away_hours)"
         )
-        remedy = fault.remedy if fault.code == FaultCode.BASE_NOT_FOUND else "put it back, or make it readable"
+        remedy = fault.remedy if fault.code == FaultCode.BASE_NOT_FOUND else remedy
         return fault.model_copy(update={"cause": cause, "remedy": f"{remedy}, and run `ckptd queue retry` with the export's id"})
 
     def _hours(self) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from daemon.contract.jobs.elsewhere import OUTPUT
 from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unasked, Unsure
-from daemon.running.cluster.slurm.words import ENDINGS, PENDING, reason_in_words
+from daemon.running.cluster.slurm.words import ENDINGS, PAUSED, PENDING, reason_in_words
 
 ACCOUNTED_DAYS, NAMES = 7, 50
 """How long ago a job may have been handed in that the accounting is asked for, and of how many with one call."""
@@ -159,4 +159,6 @@ def _sighting(id: str, word: str, reason: str, host: str) -> Sighting:
         return Sighting(State.GONE, id, word, "", host, ENDINGS[word])
     if word in PENDING:
         return Sighting(State.PENDING, id, word, reason_in_words(reason))
-    return Sighting(State.RUNNING, id, word, "", host)  # RUNNING, COMPLETING, SUSPENDED, STAGE_OUT …: it has not ended
+    if word in PAUSED:
+        return Sighting(State.RUNNING, id, word, f"Slurm has suspended it ({word})", host, paused=True)
+    return Sighting(State.RUNNING, id, word, "", host)  # RUNNING, COMPLETING, STAGE_OUT …: it has not ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 from daemon.running.cluster.port import Ending
 
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+PAUSED = frozenset({"SUSPENDED", "STOPPED"})
 ENDINGS = {
     "COMPLETED": Ending.ENDED, "FAILED": Ending.ENDED, "REVOKED": Ending.ENDED,
     "CANCELLED": Ending.CANCELLED,
