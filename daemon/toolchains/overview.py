@@ -32,7 +32,7 @@ class ToolchainFolder:
     installer: str
     """What installed the packages, with its version; "" where an earlier ckptd installed it."""
     installer_why: str
-    """Why that was not uv, where uv was to be used if possible."""
+    """As in the manifest: "" but for what ckptd 1.0.0 installed."""
     wheels: dict[str, str]
     """File → SHA-256 of all that was downloaded and installed."""
     unlike: dict[str, str]

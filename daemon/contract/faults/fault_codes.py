@@ -1069,11 +1069,6 @@ class FaultCode(StrEnum):
 
     To do: Read the log that the message names.
     """
-    INSTALLER_UNUSABLE = "installer-unusable"
-    """`toolchains.installer` names uv, which is missing here, is too old, or may bring other packages than pip.
-
-    To do: Correct what the message says, or set `toolchains.installer` to "auto" or "pip".
-    """
     NO_NETWORK = "no-network"
     """pip could not reach its package index.
 
