@@ -81,8 +81,7 @@ def install(
         chains.definition(name)  # a wrong name is told before anything is fetched
     made = []
     for name in dict.fromkeys(names):
-        reserve, installer = int(settings.limits.disk_reserve), settings.toolchains.installer
-        made.append(make(chains, name, report, reserve=reserve, again=again, installer=installer))
+        made.append(make(chains, name, report, reserve=int(settings.limits.disk_reserve), again=again))
         if not json_:
             _show(made[-1], translated("{name} is installed: {size} in {folder}, Python {python}"), as_json=False)
     if json_:

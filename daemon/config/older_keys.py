@@ -1,4 +1,4 @@
-"""Keys of earlier versions: what they say still counts, and log and `ckptd check` say once what takes their place.
+"""Keys of earlier versions: what most of them say still counts, and log and `ckptd check` say once what takes their place.
 
 Called while the configuration is loaded. No page lists these keys. The next major version refuses them.
 """
@@ -22,17 +22,23 @@ OURS = (
     "onnx.accuracy_level",
 )  # fmt: skip
 """Keys that ask for a decision which only ckptd's own code can be a ground for: its default is what fits."""
-HIDDEN = frozenset({*RENAMED, *OURS})
+WITHOUT_EFFECT = {"toolchains.installer": "pip installs the same packages"}
+"""Key that only said how something is done → why it is not asked any more."""
+HIDDEN = frozenset({*RENAMED, *OURS, *WITHOUT_EFFECT})
 
 
 def notes(files: Files) -> tuple[str, ...]:
     """A sentence for each place that sets a key of an earlier version."""
-    return tuple(f"{origin}: {key} {_instead(key)}" for key in (*RENAMED, *OURS) for origin in dict.fromkeys(_origins(key, files)))
+    return tuple(
+        f"{origin}: {key} {_instead(key)}" for key in (*RENAMED, *OURS, *WITHOUT_EFFECT) for origin in dict.fromkeys(_origins(key, files))
+    )
 
 
 def _instead(key: str) -> str:
     if key in RENAMED:
         return f"is the name of an earlier version, and still counts; write {RENAMED[key]} instead"
+    if key in WITHOUT_EFFECT:
+        return f"is no key of the configuration any more, and has no effect: {WITHOUT_EFFECT[key]}; leave it out"
     return "is no key of the configuration any more: ckptd has a value that fits; what you set still counts, but leave it out"
 
 

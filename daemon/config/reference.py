@@ -129,7 +129,8 @@ def _older() -> str:
     renamed = ", ".join(f"`{old}` is `{new}` now" for old, new in older_keys.RENAMED.items())
     return (
         f"These still count until version 2; log and `ckptd check` name each that is set. {renamed}. Left to ckptd, whose values fit:"
-        f" {', '.join(f'`{key}`' for key in older_keys.OURS)}."
+        f" {', '.join(f'`{key}`' for key in older_keys.OURS)}. Without effect:"
+        f" {', '.join(f'`{key}` ({why})' for key, why in older_keys.WITHOUT_EFFECT.items())}."
     )
 
 

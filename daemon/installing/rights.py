@@ -7,15 +7,14 @@ that root opened, since one that is closed would hide those below it.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from daemon.installing.actions import Action, Undo
+from daemon.system.processes.as_user import ask_as
 
 _COMPILED = "__pycache__"
 """Folder of compiled files, which Python makes again where it may not read them: a daemon's are its user's alone."""
@@ -44,8 +43,8 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
     wanted = [Path(os.path.realpath(folder)) for folder in folders if os.path.isdir(folder)]
     opened = [[os.open(part, os.O_PATH | os.O_DIRECTORY) for part in (*reversed(folder.parents), folder)] for folder in wanted]
     try:
-        answer = _asked(
-            lambda: [asdict(_tried(folder, descriptors)) for folder, descriptors in zip(wanted, opened, strict=True)], user, groups
+        answer = ask_as(
+            user, groups, lambda: [asdict(_tried(folder, descriptors)) for folder, descriptors in zip(wanted, opened, strict=True)]
         )
     finally:
         for number in itertools.chain.from_iterable(opened):
@@ -56,32 +55,7 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
 
 def may_read(file: Path, user: int, groups: Sequence[int]) -> bool:
     """Whether a user with these groups (the first is its own) may read a file. Only root can ask."""
-    return bool(_asked(lambda: os.access(file, os.R_OK, effective_ids=True), user, groups))
-
-
-def _asked(question: Callable[[], Any], user: int, groups: Sequence[int]) -> Any:
-    """What a child process that is that user answers, a JSON value. Raises OSError where it can't be that user."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(reading)
-            os.setgroups(list(groups))
-            os.setgid(groups[0])
-            os.setuid(user)
-            with os.fdopen(writing, "w", encoding="utf-8") as stream:
-                json.dump(question(), stream)
-            status = 0
-        finally:
-            os._exit(status)  # nothing of the parent's is to be flushed or cleaned up twice
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as stream:
-        answer = stream.read()
-    _, code = os.waitpid(child, 0)
-    if code:
-        raise OSError(f"the user with the number {user} could not be tested")
-    return json.loads(answer)
+    return bool(ask_as(user, groups, lambda: os.access(file, os.R_OK, effective_ids=True)))
 
 
 def _private_of(folder: str, user: int) -> str:

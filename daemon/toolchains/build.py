@@ -22,11 +22,9 @@ from daemon.contract.disk.files import files_below, write_atomic
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.toolchains import npm, programs, records
-from daemon.toolchains.installers import downloads
+from daemon.toolchains.installers import downloads, pip
 from daemon.toolchains.installers.attempt import TAIL, Build, run
-from daemon.toolchains.installers.choice import put_in
 from daemon.toolchains.installers.failures import no_venv
-from daemon.toolchains.order import Installer
 from daemon.toolchains.registry import IN_USE, MANIFEST, Definition, Manifest, command_in
 
 PROBE_SECONDS = 300.0
@@ -34,8 +32,8 @@ EXIT_BAD_JOB = 65
 """What our entry for stages says when it is given no job file: all that it needs could be imported."""
 
 
-def make(build: Build, wanted: Installer = "auto") -> None:
-    """venv, packages, probe, manifest, in a folder that nobody takes for a toolchain. `wanted`: what the packages are installed with."""
+def make(build: Build) -> None:
+    """venv, packages, probe, manifest, in a folder that nobody takes for a toolchain."""
     started = time.monotonic()
     programs.check(build.definition, build.operation)
     build.log.write_bytes(b"")
@@ -43,7 +41,7 @@ def make(build: Build, wanted: Installer = "auto") -> None:
     run(build, [sys.executable, "-I", "-m", "venv", str(build.folder)], no_venv)
     failpoints.point("toolchain.venv")
     build.say("fetching its packages")
-    used = put_in(build, wanted)
+    version, wheels = pip.install(build)
     (kept,) = downloads.of(build.folder.parent, build.definition.name)
     npm.install(
         build.definition.requirements, build.folder, kept, build.log, build.operation,
@@ -62,7 +60,7 @@ def make(build: Build, wanted: Installer = "auto") -> None:
         name=build.definition.name, digest=build.definition.digest, python=sys.version.split()[0],
         installed=datetime.now(UTC).isoformat(timespec="seconds"), seconds=round(time.monotonic() - started, 1),
         size=sum(path.stat().st_size for path in files_below(build.folder)), packages=packages(build.folder), probe=probed,
-        installer=used.installer, installer_why=used.why, wheels=used.wheels, unlike=unlike,
+        installer=f"pip {version}", wheels=wheels, unlike=unlike,
     )  # fmt: skip
     write_atomic(build.folder / MANIFEST, manifest.model_dump_json(indent=1))
     _sync(build.folder)

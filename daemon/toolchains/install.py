@@ -29,15 +29,12 @@ from daemon.toolchains.build import make, packages, probe
 from daemon.toolchains.installers.attempt import Build, Say
 from daemon.toolchains.installers.downloads import of as downloads_of
 from daemon.toolchains.installers.downloads import size_of
-from daemon.toolchains.order import Installer
 from daemon.toolchains.registry import DAMAGED, IN_USE, OFFERED, Definition, Installed, Toolchains
 
 SWEEPS = 10
 
 
-def install(
-    chains: Toolchains, name: str, say: Say, *, reserve: int = 0, again: bool = False, installer: Installer = "auto"
-) -> Installed:  # fmt: skip
+def install(chains: Toolchains, name: str, say: Say, *, reserve: int = 0, again: bool = False) -> Installed:
     """Install a toolchain, or (`again`) make it anew; one that is there and sound is given as it is.
 
     `say` is told of every step; `reserve` bytes of the disk are left alone. Raises CkptdError with what to do.
@@ -56,7 +53,7 @@ def install(
             folder = chains.home / f".{name}.building.{os.getpid()}"
             build = Build(definition, folder, chains.home / f"{name}.log", lock, say)
             try:
-                make(build, installer)
+                make(build)
                 _put_in_place(build, chains)
                 _forget_downloads(chains.home, name)
             finally:

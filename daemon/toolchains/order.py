@@ -6,13 +6,9 @@ Used by `daemon.running.sources.installing` and `daemon.toolchains.unattended`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.values import Frozen
-
-Installer = Literal["auto", "pip", "uv"]
-"""What the configuration asks for (`toolchains.installer`)."""
 
 
 class Order(Frozen):
@@ -22,7 +18,6 @@ class Order(Frozen):
     definitions: Path
     name: str
     reserve: int
-    installer: Installer
     nice: int
     idle: bool
     oom_score_adj: int

@@ -11,32 +11,15 @@ from dataclasses import dataclass
 from daemon.contract import units
 from daemon.contract.jobs import plan
 from daemon.toolchains.installers.downloads import size_of
-from daemon.toolchains.registry import Toolchains
+from daemon.toolchains.registry import Manifest, Toolchains
 
 
-@dataclass(frozen=True)
-class ToolchainFolder:
-    """One folder of a toolchain; the fields from `name` on are its manifest."""
+class ToolchainFolder(Manifest):
+    """One folder of a toolchain, with its manifest."""
 
     folder: str
     current: bool
     """Whether it was made from the present requirements."""
-    name: str
-    digest: str
-    python: str
-    installed: str
-    seconds: float
-    size: int
-    packages: dict[str, str]
-    probe: dict[str, object]
-    installer: str
-    """What installed the packages, with its version; "" where an earlier ckptd installed it."""
-    installer_why: str
-    """Why that was not uv, where uv was to be used if possible."""
-    wheels: dict[str, str]
-    """File → SHA-256 of all that was downloaded and installed."""
-    unlike: dict[str, str]
-    """Files that were not as their packages' own records say when they had just been installed."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +91,8 @@ def describe(chains: Toolchains) -> dict[str, ToolchainHere]:
             seconds=definition.seconds,
             stages=tuple(spec.name for spec in plan.all_specs() if spec.toolchain == name),
             folders=tuple(
-                ToolchainFolder(str(version.folder), version.current, **version.manifest.model_dump()) for version in chains.versions(name)
+                ToolchainFolder(folder=str(version.folder), current=version.current, **version.manifest.model_dump())
+                for version in chains.versions(name)
             ),
         )
     return rows

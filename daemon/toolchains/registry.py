@@ -94,9 +94,9 @@ class Manifest(Frozen):
     probe: dict[str, object]
     """The result of its test."""
     installer: str = ""
-    """What installed the packages, with its version ("uv 0.13.9"); "" in a manifest of an earlier ckptd."""
+    """What installed the packages, with its version ("pip 26.1"); "" in a manifest of an earlier ckptd."""
     installer_why: str = ""
-    """Why that was not uv, where uv was to be used if possible."""
+    """"", but for what ckptd 1.0.0 installed: why it did not use uv."""
     wheels: dict[str, str] = Field(default_factory=dict)
     """File → SHA-256 of all that was downloaded and installed; of a package that pip built here, its wheel."""
     unlike: dict[str, str] = Field(default_factory=dict)

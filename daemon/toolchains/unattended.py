@@ -37,7 +37,7 @@ def main(text: str) -> None:
 
     operation, fault = f"install the toolchain {order.name}", None
     try:
-        install(Toolchains(order.state, definitions(order.definitions)), order.name, say, reserve=order.reserve, installer=order.installer)
+        install(Toolchains(order.state, definitions(order.definitions)), order.name, say, reserve=order.reserve)
     except CkptdError as error:
         fault = error.fault
     except OSError as error:

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from daemon.running.workers.procfs import exact_memory
 from daemon.system.box import memory
+from daemon.system.processes.procfs import exact_memory
 from tests.bench.conftest import QUICK
 from tests.bench.publishing import publish
 from tests.sampling import some

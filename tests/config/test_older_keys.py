@@ -28,7 +28,9 @@ def test_every_key_of_an_earlier_version_still_is_one_and_its_new_name_too() -> 
 
 def test_each_place_that_sets_one_is_named_with_what_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.toml"
-    file.write_text("[watch]\nstale_seconds = 7.0\n[validate.thresholds.onnx-int8]\nkl = 0.25\n[limits]\njobs = 2\n")
+    file.write_text(
+        '[watch]\nstale_seconds = 7.0\n[validate.thresholds.onnx-int8]\nkl = 0.25\n[limits]\njobs = 2\n[toolchains]\ninstaller = "uv"\n'
+    )
     monkeypatch.setenv("CKPTD_VALIDATE__THRESHOLDS__ONNX__KL", "0.5")
     monkeypatch.setitem(given_on_command_line, "limits.crashes", "9")
     settings = load(file)
@@ -42,6 +44,8 @@ def test_each_place_that_sets_one_is_named_with_what_to_write(tmp_path: Path, mo
         " but leave it out",
         "--set (command line): limits.crashes is no key of the configuration any more: ckptd has a value that fits; what you set still"
         " counts, but leave it out",
+        f"{file}: toolchains.installer is no key of the configuration any more, and has no effect: pip installs the same packages;"
+        " leave it out",
     )
     assert set(settings.older) <= set(examine(settings, file).warnings), "`ckptd check` says it"
 

@@ -116,7 +116,7 @@ def put_in(state: Path, known: dict[str, Definition], wheels: Path = Path()) -> 
     """Install the fake toolchain of `known` below `state`."""
     said: list[str] = []
     chains = Toolchains(state, known)
-    return Fake(chains, install.install(chains, "fake", said.append, installer="pip"), said, state, wheels)
+    return Fake(chains, install.install(chains, "fake", said.append), said, state, wheels)
 
 
 @pytest.fixture(scope="session")
@@ -144,22 +144,22 @@ def replaced(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def installer(state: Path, definitions: Path, installer: str = "pip") -> list[str]:
+def installer(state: Path, definitions: Path) -> list[str]:
     """The command that installs the toolchain `fake` in a process of its own, told on stdout."""
     program = textwrap.dedent(f"""
         from pathlib import Path
         from daemon.toolchains.install import install
         from daemon.toolchains.registry import Toolchains, definitions
         known = definitions(Path({str(definitions)!r}))
-        install(Toolchains(Path({str(state)!r}), known), "fake", lambda line: print(line, flush=True), installer={installer!r})
+        install(Toolchains(Path({str(state)!r}), known), "fake", lambda line: print(line, flush=True))
     """)
     return [sys.executable, "-c", program]
 
 
-def started(state: Path, definitions: Path, until: str, wanted: str = "pip", **environment: str) -> subprocess.Popen[str]:
+def started(state: Path, definitions: Path, until: str, **environment: str) -> subprocess.Popen[str]:
     """That process, once it has said `until`."""
     process = subprocess.Popen(
-        installer(state, definitions, wanted), cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        installer(state, definitions), cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -248,29 +248,7 @@ def index(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def only(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
     """pip's configuration is this, whatever this box's is."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     for name, value in {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", **settings}.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="session")
-def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the command `uv`: that of TOOLCHAINS_TEST_UV, or else one that pip's own index has."""
-
-    def put(folder: Path) -> Path:
-        if given := os.environ.get("TOOLCHAINS_TEST_UV"):
-            return Path(given)
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-        subprocess.run([str(folder / "venv" / "bin" / "pip"), "install", "--quiet", "uv"], check=True)
-        (folder / "bin").mkdir()
-        (folder / "bin" / "uv").symlink_to(folder / "venv" / "bin" / "uv")
-        return folder / "bin"
-
-    return shared(tmp_path_factory, "uv", put)
-
-
-def on_the_path(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
-    """Commands are found in this folder first; with None no uv is found."""
-    others = [one for one in os.environ["PATH"].split(os.pathsep) if not (Path(one) / "uv").exists()]
-    monkeypatch.setenv("PATH", os.pathsep.join([*([str(folder)] if folder else []), *others]))

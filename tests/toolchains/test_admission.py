@@ -58,7 +58,7 @@ def test_a_missing_toolchain_fails_its_stage_alone_until_it_is_there(
     assert (daemon.state / "cache" / "toolchains" / "fake").resolve().parent == daemon.state / "toolchains"
 
 
-AUTOMATIC = '[toolchains]\nauto_install = true\ninstaller = "pip"\n'
+AUTOMATIC = "[toolchains]\nauto_install = true\n"
 
 
 def events(daemon: Wanting, of: str) -> list[dict[str, object]]:
@@ -148,7 +148,7 @@ def test_toolchains_are_installed_one_at_a_time(tmp_path: Path, wheels: Path, mo
         known = define(tmp_path / "definitions", wheels, name=name)
     monkeypatch.setattr(installing, "DEFINITIONS", tmp_path / "definitions")
     monkeypatch.setenv("CKPTD_LIMITS__PRIORITY", "low")
-    settings = Settings.model_validate({"state": {"directory": tmp_path / "state"}, "toolchains": {"installer": "pip"}})
+    settings = Settings.model_validate({"state": {"directory": tmp_path / "state"}})
     chains, woken = Toolchains(tmp_path / "state", known), []
     one = installing.Installing(tmp_path / "state", lambda: woken.append(1))
     first, second = one.want("fake", "a", settings), one.want("other", "b", settings)

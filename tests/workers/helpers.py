@@ -14,8 +14,9 @@ from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, Outcome, S
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import spec_of
 from daemon.running.attempts.executor import Bounds
-from daemon.running.workers import containment, procfs
+from daemon.running.workers import containment
 from daemon.running.workers.worker import Worker
+from daemon.system.processes import procfs
 
 SCRIPT = Path(__file__).with_name("faulty_children.py")
 UNIFIED = next((Path(row.split()[1]) for row in Path("/proc/mounts").read_text().splitlines() if row.split()[2] == "cgroup2"), None)

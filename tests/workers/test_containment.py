@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.running.workers import cgroup, procfs
+from daemon.running.workers import cgroup
 from daemon.running.workers.cgroup import Group
+from daemon.system.processes import procfs
 from tests.workers.helpers import HAS_GROUPS, UNIFIED
 
 needs_groups = pytest.mark.skipif(not HAS_GROUPS, reason="needs a writable cgroup2 file system")

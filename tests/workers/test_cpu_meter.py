@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from daemon.running.workers import procfs
 from daemon.running.workers.cpu_meter import CpuMeter
+from daemon.system.processes import procfs
 
 Times = dict[int, tuple[float, float, bool]]
 

@@ -14,7 +14,7 @@ from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.jobs.messages import Outcome
 from daemon.running.attempts import post_mortem
-from daemon.running.workers import procfs
+from daemon.system.processes import procfs
 from tests.workers.helpers import Start, fault_of, make_context, until, wait
 
 

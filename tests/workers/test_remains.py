@@ -15,8 +15,9 @@ import pytest
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.running.attempts.executor import Order
 from daemon.running.rules.retry import decide
-from daemon.running.workers import containment, procfs, warm
+from daemon.running.workers import containment, warm
 from daemon.running.workers.worker import Worker, kill_stray, process_of
+from daemon.system.processes import procfs
 from tests.workers.helpers import BOUNDS, SCRIPT, SHORT, Start, fault_of, leftovers, make_context, until, wait
 
 

@@ -15,7 +15,7 @@ from daemon.contract.disk import attempt_log
 from daemon.contract.jobs.messages import Outcome
 from daemon.running.attempts import progress_channel as channel_module
 from daemon.running.attempts.progress_channel import Channel, Progress
-from daemon.running.workers import procfs
+from daemon.system.processes import procfs
 from tests.workers.helpers import BOUNDS, SHORT, Start, fault_of, until, wait
 
 

@@ -18,9 +18,10 @@ import pytest
 from daemon.contract.jobs.messages import ChildLimits, Outcome
 from daemon.contract.jobs.plan import all_specs
 from daemon.running.attempts.executor import Order
-from daemon.running.workers import procfs, warm
+from daemon.running.workers import warm
 from daemon.running.workers.executor import LocalExecutor
 from daemon.running.workers.worker import Worker, _job_file, environment_of
+from daemon.system.processes import procfs
 from tests.workers.conftest import make_ready
 from tests.workers.helpers import BOUNDS, SCRIPT, fault_of, make_context, until, wait
 

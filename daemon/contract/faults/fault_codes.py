@@ -1018,11 +1018,6 @@ class FaultCode(StrEnum):
     To do: Install the package that the cause names into ckptd's environment (Pillow, torchvision), or give the base its processor's files.
     To publish the model without a check with pictures or sound, name the variant in `validate.publish_unverified`.
     """
-    PROMPT_UNUSABLE = "prompt-unusable"
-    """The prompt to generate from gives no tokens, or is longer than the model supports.
-
-    To do: Give a prompt of at least one character, or a shorter one.
-    """
     REFERENCE_NOT_FINITE = "reference-not-finite"
     """The live model's logits are NaN or infinite.
 
@@ -1068,11 +1063,6 @@ class FaultCode(StrEnum):
     """pip or venv failed for an unknown reason; see the log.
 
     To do: Read the log that the message names.
-    """
-    INSTALLER_UNUSABLE = "installer-unusable"
-    """`toolchains.installer` names uv, which is missing here, is too old, or may bring other packages than pip.
-
-    To do: Correct what the message says, or set `toolchains.installer` to "auto" or "pip".
     """
     NO_NETWORK = "no-network"
     """pip could not reach its package index.

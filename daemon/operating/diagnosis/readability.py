@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import pwd
 import time
@@ -26,6 +25,7 @@ from daemon.config.settings import Settings
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, from_oserror
 from daemon.system.filesystems.access import user_name
+from daemon.system.processes.as_user import ask_as
 from daemon.watching.links import followed_now
 from daemon.watching.scan import Scanner, rules_of
 
@@ -243,34 +243,13 @@ def _barred(checkpoint: Path, kinds: set[str]) -> list[str]:
 
 def _as_user(user: int, work: Callable[[], Reading]) -> Reading:
     """The same done by a child process that is this user, with its groups and without any right of root's."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(reading)
-            entry = pwd.getpwuid(user) if _is_named(user) else None
-            os.setgroups(os.getgrouplist(entry.pw_name, entry.pw_gid) if entry else [])
-            os.setgid(entry.pw_gid if entry else 65534)
-            os.setuid(user)
-            with os.fdopen(writing, "w", encoding="utf-8") as stream:
-                json.dump(asdict(work()), stream)
-            status = 0
-        finally:
-            os._exit(status)  # nothing of the parent's is to be flushed or cleaned up twice
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as stream:
-        answer = stream.read()
-    _, code = os.waitpid(child, 0)
-    if code:
-        return Reading(f"could not be tested as {user_name(user)}")
-    fields = json.loads(answer)
-    return Reading(**{**fields, "models": [ModelFound(**model) for model in fields["models"]]})
-
-
-def _is_named(user: int) -> bool:
     try:
-        pwd.getpwuid(user)
+        entry = pwd.getpwuid(user)
+        groups = [entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]
     except KeyError:
-        return False
-    return True
+        groups = [65534]
+    try:
+        fields = ask_as(user, groups, lambda: asdict(work()))
+    except OSError:
+        return Reading(f"could not be tested as {user_name(user)}")
+    return Reading(**{**fields, "models": [ModelFound(**model) for model in fields["models"]]})

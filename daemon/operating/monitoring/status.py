@@ -385,7 +385,7 @@ def _standing_still(paths: StatePaths, live: LiveFile) -> str | None:
 def _in_the_foreground(state: Path) -> tuple[JobStatus, ...]:
     """What `ckptd export` works on now: each of its checkpoints has a state directory of its own."""
     folders = [folder for folder in _by_hand(state) if is_locked(StatePaths(folder).lock)]
-    return tuple(_at_work(job) for folder in folders for job in snapshot(folder, anywhere=True).jobs if job.state not in ENDED_JOB)
+    return tuple(_at_work(job) for folder in folders for job in snapshot(folder).jobs if job.state not in ENDED_JOB)
 
 
 def _by_hand(state: Path) -> list[Path]:

@@ -40,7 +40,7 @@ OOM_SCORE_ADJ = 800
 """As for every child."""
 _OURS = re.compile(r"CKPTD_|EXPORT_|NOTIFY_SOCKET$|WATCHDOG_|LISTEN_|CREDENTIALS_DIRECTORY$")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
-_OF_INSTALLERS = re.compile(r"PIP_|UV_|npm_config_|.*_proxy$", re.IGNORECASE)
+_OF_INSTALLERS = re.compile(r"PIP_|npm_config_|.*_proxy$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Installing:
         """Begin; gives what kept it from that."""
         limits = settings.limits
         order = Order(
-            state=self._state, definitions=DEFINITIONS, name=name, installer=settings.toolchains.installer,
+            state=self._state, definitions=DEFINITIONS, name=name,
             reserve=int(limits.disk_reserve), nice=NICE[limits.priority], idle=limits.priority == "idle", oom_score_adj=OOM_SCORE_ADJ,
             doing=self._file("doing"), ended=self._file("ended"),
         )  # fmt: skip

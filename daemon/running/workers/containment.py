@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from daemon.running.workers import cgroup, procfs
+from daemon.running.workers import cgroup
+from daemon.system.processes import procfs
 
 MARK = "CKPTD_ATTEMPT"
 _PR_SET_CHILD_SUBREAPER = 36

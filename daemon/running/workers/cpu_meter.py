@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from daemon.running.attempts.executor import CpuShare
-from daemon.running.workers import procfs
+from daemon.system.processes import procfs
 
 MEMORY_SECONDS = 10.0
 """Time constant of the mean."""

@@ -16,10 +16,11 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Attempt, Bounds, Order, read_job_file
 from daemon.running.attempts.result_file import examine
-from daemon.running.workers import procfs, warm
+from daemon.running.workers import warm
 from daemon.running.workers.containment import adopt_orphans
 from daemon.running.workers.worker import Worker, environment_of, kill_stray, local_id, process_of
 from daemon.system.logger import Logger
+from daemon.system.processes import procfs
 
 log = Logger("runner")
 

@@ -26,8 +26,9 @@ from typing import IO, Literal
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.values import Json
-from daemon.running.workers import containment, procfs
+from daemon.running.workers import containment
 from daemon.system.box import memory
+from daemon.system.processes import procfs
 from daemon.toolchains.registry import HANDLERS
 
 Libraries = Literal["torch", "light"]

@@ -26,12 +26,13 @@ from daemon.running.attempts.environment import IN_UTF_8, for_children
 from daemon.running.attempts.executor import LOG_FILE, Bounds, CpuShare, Order, Progress, Whereabouts
 from daemon.running.attempts.post_mortem import Death, conclude, mib, over_limit
 from daemon.running.attempts.progress_channel import Channel
-from daemon.running.workers import procfs, warm
+from daemon.running.workers import warm
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
 from daemon.running.workers.cpu_meter import CpuMeter
 from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_BYTES, probe
 from daemon.system.logger import Logger
+from daemon.system.processes import procfs
 from daemon.toolchains.registry import command_of
 
 log = Logger("worker")

@@ -11,6 +11,7 @@ import pwd
 from collections import defaultdict
 
 from daemon.contract.light import dataclass
+from daemon.system.processes.procfs import ProcessInfo, below, snapshot
 
 EVERY_SECONDS = 15.0
 MOST_PROCESSES = 4000
@@ -19,7 +20,6 @@ LEAST_CORES = 0.1
 """What a process must use to be named."""
 NAMED = 3
 OURS = "other stages of ckptd"
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,11 @@ class Rival:
         return f"{self.name} (user {self.user}, {which}) {100 * self.cores:.0f} %"
 
 
-@dataclass(frozen=True)
-class _Used:
-    """A process at one look."""
-
-    name: str
-    user: int
-    parent: int
-    started: int
-    """In clock ticks after boot."""
-    seconds: float
-    """CPU time since then."""
-
-
 class Rivals:
     """The processes of the box, as of the last two looks."""
 
     def __init__(self) -> None:
-        self._before: dict[int, _Used] = {}
+        self._before: dict[int, ProcessInfo] = {}
         self._at: float | None = None
         self.seen: tuple[Rival, ...] = ()
         """Those that use most, the first first; nothing before the second look. May be asked from any thread."""
@@ -74,7 +61,7 @@ class Rivals:
         since = self._at
         if since is not None and now - since < EVERY_SECONDS:
             return
-        before, self._before, self._at = self._before, _processes(), now
+        before, self._before, self._at = self._before, snapshot(MOST_PROCESSES), now
         recent = since is not None and now - since < 2 * EVERY_SECONDS
         self.seen = _most(before, self._before, now - since, starved) if recent and since is not None else ()
 
@@ -83,31 +70,12 @@ class Rivals:
         self._before, self._at, self.seen = {}, None, ()
 
 
-def _processes() -> dict[int, _Used]:
-    pids = sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
-    return {pid: used for pid in pids[:MOST_PROCESSES] if (used := _used(pid)) is not None}
-
-
-def _used(pid: int) -> _Used | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
-            text, user = stream.read(4096), os.fstat(stream.fileno()).st_uid
-    except OSError:
-        return None
-    begin, end = text.find(b"("), text.rfind(b")")  # the name may hold spaces and parentheses
-    fields = text[end + 2 :].split()
-    if len(fields) < 20:
-        return None
-    name = text[begin + 1 : end].decode(errors="replace")
-    return _Used(name, user, int(fields[1]), int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS)
-
-
-def _most(before: dict[int, _Used], now: dict[int, _Used], passed: float, starved: float) -> tuple[Rival, ...]:
+def _most(before: dict[int, ProcessInfo], now: dict[int, ProcessInfo], passed: float, starved: float) -> tuple[Rival, ...]:
     used = {
         pid: (process.seconds - (earlier.seconds if (earlier := before.get(pid)) and earlier.started == process.started else 0.0)) / passed
         for pid, process in now.items()
     }  # fmt: skip
-    ours = _below(os.getpid(), now)
+    ours = below([os.getpid()], now)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for pid in used.keys() - ours:
         if used[pid] > 0:
@@ -119,20 +87,6 @@ def _most(before: dict[int, _Used], now: dict[int, _Used], passed: float, starve
     mine = round(sum(used[pid] for pid in ours) - starved, 2)
     rivals.append(Rival(OURS, _user(os.geteuid()), os.getpid(), len(ours), mine))
     return tuple(sorted((rival for rival in rivals if rival.cores >= LEAST_CORES), key=lambda rival: -rival.cores)[:NAMED])
-
-
-def _below(root: int, table: dict[int, _Used]) -> set[int]:
-    """A process and all that descend from it. A parent is older than its children, but its id need not be smaller."""
-    children = defaultdict(list)
-    for pid, process in table.items():
-        children[process.parent].append(pid)
-    pids, queue = set[int](), [root]
-    while queue:
-        pid = queue.pop()
-        if pid in table and pid not in pids:
-            pids.add(pid)
-            queue += children[pid]
-    return pids
 
 
 def _user(number: int) -> str:

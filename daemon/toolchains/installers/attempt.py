@@ -26,7 +26,6 @@ _NOTICES = (
     (re.compile(r"(?:Collecting|Downloading) (\S+)"), "fetching"),
     (re.compile(r"Processing (\S+)"), "reading"),
     (re.compile(r"Building wheel for (\S+) .*: started"), "building"),
-    (re.compile(r"Building (\S+==\S+)"), "building"),
 )
 Say = Callable[[str], None]
 

@@ -1,8 +1,8 @@
 """What was fetched for a toolchain, in a folder that outlives the attempt: an interrupted installation goes on with it.
 
-The folder `.NAME.wheels-DIGEST` beside the toolchains belongs to one set of locked packages, one configuration of pip and one installer.
-Its record gets a line when a wheel is whole, with the wheel's digest; what does not have it any more is fetched again. Used by the
-installers, under the toolchain's lock, and by `daemon.toolchains.install`, which removes the folder when the toolchain is there.
+The folder `.NAME.wheels-DIGEST` beside the toolchains belongs to one set of locked packages and one configuration of pip. Its record
+gets a line when a wheel is whole, with the wheel's digest; what does not have it any more is fetched again. Used by `pip` beside this file,
+under the toolchain's lock, and by `daemon.toolchains.install`, which removes the folder when the toolchain is there.
 """
 
 from __future__ import annotations
@@ -73,11 +73,6 @@ class Downloads:
     def passing(self) -> Path:
         """Where large files pass through: on the disk that was looked at."""
         return self.folder / "tmp"
-
-    @property
-    def cache(self) -> Path:
-        """The installer's own cache."""
-        return self.folder / "cache"
 
     @property
     def _record(self) -> Path:

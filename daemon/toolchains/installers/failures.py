@@ -16,21 +16,21 @@ from daemon.toolchains.installers.attempt import Build
 _NETWORK = re.compile(
     r"NewConnectionError|Failed to establish a new connection|name resolution|Name or service not known|ConnectTimeout|ReadTimeout|"
     r"Network is unreachable|ProxyError|Max retries exceeded|SSLError|Connection(?: was)? (?:refused|reset|aborted|broken)|"
-    r"RemoteDisconnected|IncompleteRead|error sending request|error decoding response body|dns error|operation timed out",
+    r"RemoteDisconnected|IncompleteRead",
     re.IGNORECASE,
 )
-_NO_CONNECTION = re.compile(r"NewConnectionError|Failed to establish|name resolution|ConnectTimeout|ProxyError|dns error", re.IGNORECASE)
+_NO_CONNECTION = re.compile(r"NewConnectionError|Failed to establish|name resolution|ConnectTimeout|ProxyError", re.IGNORECASE)
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NOT_WHOLE = re.compile(r"DO NOT MATCH THE HASHES|Hash mismatch for|(?:Wheel|wheel) .+ is invalid|has an invalid wheel|BadZipFile")
 """What older releases of pip say of a file whose connection broke: they take what came for the whole."""
-_NOT_FOUND = re.compile(r"No matching distribution found for (.+)|[Bb]ecause (?:there is no version of |)(\S+==\S+?)(?: has no |,? and )")
+_NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
 _NO_COMPILER = re.compile(r"No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set|(Could not|Unable to) find (a )?compiler")
 
 
 def missing_in(text: str) -> str | None:
     """The requirement that no place has which the installer looked at, where that is why it failed."""
     match = None if _NETWORK.search(text) or _FULL.search(text) else _NOT_FOUND.search(text)
-    return (match[1] or match[2]).strip() if match else None
+    return match[1].strip() if match else None
 
 
 def broke_off(text: str) -> bool:
@@ -89,6 +89,4 @@ def line_of(text: str) -> str:
     """The line of an installer's output that says why it failed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     at = next((number for number, line in enumerate(lines) if line.lower().startswith("error:")), len(lines) - 1)
-    said = re.sub("^error: ", "", lines[at], flags=re.IGNORECASE) if lines else "it printed nothing"
-    why = lines[at + 1].removeprefix("cause:") if lines[at + 1 :] and lines[at + 1].startswith("cause:") else ""
-    return (f"{said}:{why}" if why else said).rstrip(".")
+    return re.sub("^error: ", "", lines[at], flags=re.IGNORECASE).rstrip(".") if lines else "it printed nothing"

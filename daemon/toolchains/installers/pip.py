@@ -1,6 +1,6 @@
 """Installs with pip: each locked package is fetched (or built) as a wheel that is kept; then all are installed from there, with no index.
 
-Called by `daemon.toolchains.installers.choice`. What the locked packages need beyond themselves, because the index has another build of one
+Called by `daemon.toolchains.build`. What the locked packages need beyond themselves, because the index has another build of one
 of them, is found by pip and fetched in the same way.
 """
 
@@ -19,7 +19,7 @@ from daemon.system.processes.commands import run_side_by_side
 from daemon.toolchains.installers.attempt import TAIL, Build, environment, execute, notice
 from daemon.toolchains.installers.downloads import Downloads, Fetched
 from daemon.toolchains.installers.failures import broke_off, missing_in, no_packages
-from daemon.toolchains.installers.pip_settings import PipSettings
+from daemon.toolchains.installers.pip_settings import PipSettings, read
 
 SIDE_BY_SIDE = 3
 """Packages that are fetched at once: most of the time is waiting for answers."""
@@ -30,8 +30,10 @@ MOST_FURTHER = 200
 """Packages beyond the locked ones, of which a CUDA build of torch alone needs some twenty."""
 
 
-def install(build: Build, settings: PipSettings, version: str) -> dict[str, str]:
-    """Fetch and install; gives file → SHA-256 of each wheel. `version`: of the environment's pip."""
+def install(build: Build) -> tuple[str, dict[str, str]]:
+    """Fetch and install the locked packages; gives the version of the environment's pip, and file → SHA-256 of each wheel."""
+    settings, version = read(build), _version(build)
+    build.say(f"using pip {version}")
     downloads = Downloads.begin(build, "pip", settings.digest)
     fetching = _Fetching(build, downloads, settings, version)
     had = downloads.kept()
@@ -46,7 +48,12 @@ def install(build: Build, settings: PipSettings, version: str) -> dict[str, str]
         if further > MOST_FURTHER or lacking in {wheel.requirement for wheel in fetching.got}:
             raise no_packages(build, f"ERROR: No matching distribution found for {lacking}")
         fetching.fetch([lacking], options, had)
-    return {wheel.file: wheel.sha256 for wheel in sorted(fetching.got, key=lambda wheel: wheel.file)}
+    return version, {wheel.file: wheel.sha256 for wheel in sorted(fetching.got, key=lambda wheel: wheel.file)}
+
+
+def _version(build: Build) -> str:
+    folders = sorted(build.folder.glob("lib/python*/site-packages/pip-*.dist-info"))
+    return folders[-1].name.removeprefix("pip-").removesuffix(".dist-info") if folders else ""
 
 
 def _install(build: Build, downloads: Downloads, wanted: list[str]) -> str | None:

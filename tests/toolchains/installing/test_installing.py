@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +17,13 @@ from daemon.contract.disk.files import sha256_file
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError
 from daemon.toolchains import install as toolchain_install
 from daemon.toolchains import records
-from daemon.toolchains.install import remove
+from daemon.toolchains.install import install, remove
 from daemon.toolchains.installers.attempt import Build
 from daemon.toolchains.installers.failures import no_packages
 from daemon.toolchains.overview import describe
 from daemon.toolchains.registry import BOOTSTRAP, MANIFEST, Toolchains, command_in
 from tests.toolchains.conftest import CONTRACT, ROOT, Fake, copied, define, replaced, started
 
-install = partial(toolchain_install.install, installer="pip")
 Result = TypeVar("Result")
 
 

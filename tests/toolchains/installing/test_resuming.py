@@ -34,7 +34,7 @@ def chains_of(tmp_path: Path, **facts: object) -> Toolchains:
 def with_pip(chains: Toolchains) -> list[str]:
     """Install it; what was said."""
     said: list[str] = []
-    install(chains, "fake", said.append, installer="pip")
+    install(chains, "fake", said.append)
     return said
 
 
@@ -170,7 +170,7 @@ def test_what_a_build_of_a_package_needs_beyond_the_lock_comes_too(index: Index,
     assert "deeper-1.5-py3-none-any.whl" in one.manifest.wheels
     (index.folder / "deeper-1.5-py3-none-any.whl").unlink()
     with pytest.raises(CkptdError, match="index has no deeper>=1 for Python"):
-        install(Toolchains(tmp_path / "other", chains.known), "fake", print, installer="pip")
+        install(Toolchains(tmp_path / "other", chains.known), "fake", print)
 
 
 def _probe(wheel: Path) -> str:

@@ -1,6 +1,6 @@
 """What /proc says about processes: their tree, their sessions, the memory that they hold.
 
-Called by `containment` and `worker` while a child runs, at most once a second and child: one look reads a short line of
+Called by `daemon.running.workers` while a child runs, at most once a second and child, and by `rivals`: one look reads a short line of
 every process of the box. Linux only. Everything here may be out of date when it returns, so callers look again.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.faults.oom import oom_kills as oom_kills
+from daemon.contract.light import dataclass
 
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -24,11 +24,15 @@ _SHARED_OUT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 class ProcessInfo:
     """One process of a snapshot."""
 
+    name: str
+    user: int
     parent: int
     session: int
     state: str
     started: float
     """Seconds after boot: unlike a wall-clock time it stays the same when the clock is set."""
+    seconds: float
+    """CPU time since then."""
 
     @property
     def dead(self) -> bool:
@@ -40,13 +44,15 @@ def entry(pid: int) -> ProcessInfo | None:
     """The process `pid`, None where there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
-            text = stream.read(4096)
+            text, user = stream.read(4096), os.fstat(stream.fileno()).st_uid
     except OSError:
         return None
-    fields = text[text.rfind(b")") + 2 :].split()  # the name before it may hold spaces and parentheses
+    begin, end = text.find(b"("), text.rfind(b")")  # the name may hold spaces and parentheses
+    fields = text[end + 2 :].split()
     if len(fields) < 20:
         return None
-    return ProcessInfo(int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]) / _TICKS)
+    name, used = text[begin + 1 : end].decode(errors="replace"), int(fields[11]) + int(fields[12])
+    return ProcessInfo(name, user, int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]) / _TICKS, used / _TICKS)
 
 
 def exit_code(pid: int) -> int | None:
@@ -58,10 +64,10 @@ def exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if (known := entry(pid)) is not None and known.dead else None
 
 
-def snapshot() -> dict[int, ProcessInfo]:
-    """All processes by id."""
-    entries = ((int(name), entry(int(name))) for name in os.listdir(PROC) if name.isdigit())
-    return {pid: known for pid, known in entries if known is not None}
+def snapshot(most: int | None = None) -> dict[int, ProcessInfo]:
+    """All processes by id, or the `most` with the highest ids."""
+    pids = sorted((int(name) for name in os.listdir(PROC) if name.isdigit()), reverse=True)
+    return {pid: known for pid in pids[:most] if (known := entry(pid)) is not None}
 
 
 def below(roots: Iterable[int], table: Mapping[int, ProcessInfo]) -> set[int]:
