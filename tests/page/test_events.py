@@ -72,6 +72,7 @@ def test_a_stream_ends_with_the_token_that_opened_it(make_site: Make) -> None:
     with site.open() as client:
         client.sendall(f"GET /events HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        client.settimeout(10)  # less than to the next sign that it lives
         (site.folder / "token").write_text(f"{TOKEN}-changed")
         site.page.adopt(site.with_page(listen="127.0.0.1:0", token_file=site.folder / "token"))
         with contextlib.suppress(ConnectionResetError):
