@@ -130,6 +130,18 @@ def routes_ms(folder: Path, rounds: int) -> dict[str, Any]:
     return figures
 
 
+def look_again(connection: http.client.HTTPConnection) -> None:
+    """Ask for the first page, on a new connection where the server has closed the one that was idle for long."""
+    for _ in range(2):
+        try:
+            connection.request("GET", "/", headers={"Accept": "text/html"})
+            connection.getresponse().read()
+            return
+        except ConnectionError:
+            connection.close()
+    raise RuntimeError("the page does not answer")
+
+
 @contextlib.contextmanager
 def pages_open(port: int, count: int) -> Iterator[None]:
     """Open pages, as browsers have them: a stream each, and a connection by which they look again at each change."""
@@ -140,10 +152,9 @@ def pages_open(port: int, count: int) -> Iterator[None]:
         with contextlib.closing(streams), contextlib.closing(asks):
             streams.request("GET", "/events")
             stream = streams.getresponse()
-            while not end.is_set() and (line := stream.readline()):
+            while (line := stream.readline()) and not end.is_set():
                 if line.startswith(b"event: "):
-                    asks.request("GET", "/", headers={"Accept": "text/html"})
-                    asks.getresponse().read()
+                    look_again(asks)
 
     watchers = [threading.Thread(target=look, daemon=True) for _ in range(count)]
     for watcher in watchers:

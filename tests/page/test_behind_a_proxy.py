@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import os
 import re
@@ -167,7 +168,7 @@ def test_a_person_signs_in_and_a_change_is_told_at_once(behind: Make) -> None:
     assert page.status == 200 and b"run-01" in page.body and page.headers["content-security-policy"].startswith("default-src 'none'")
     connection = http.client.HTTPConnection(NAME)
     with proxy.connect() as connection.sock:
-        connection.request("GET", "/events", headers={"Host": NAME, "Cookie": cookie})
+        connection.request("GET", "/events", headers={"Host": NAME, "Cookie": cookie, "Accept-Encoding": "gzip"})
         stream = connection.getresponse()
         lines = [stream.readline() for _ in range(4)]
         assert b"event: begin\n" in lines
@@ -175,6 +176,15 @@ def test_a_person_signs_in_and_a_change_is_told_at_once(behind: Make) -> None:
         pressed = proxy.ask("/queue/pause", "POST", "", Cookie=cookie, Origin=ORIGIN, Sec_Fetch_Site="same-origin")
         assert pressed.status == 200 and site.journal.controls.paused_since() is not None
         assert stream.readline() == b"event: changed\n"
+
+
+def test_what_is_sent_far_is_compressed(behind: Make) -> None:
+    _, proxy = behind()
+    known = {"Accept_Encoding": "gzip", "Authorization": f"Bearer {TOKEN}"}
+    for path, kind in (("/jobs", "text/html"), ("/api/v1/status", "application/json")):
+        answer = proxy.ask(path, Accept=kind, **known)
+        plain = gzip.decompress(answer.body)
+        assert answer.headers["content-encoding"] == "gzip" and len(answer.body) < len(plain) / 2 and b"run-01" in plain
 
 
 def test_a_request_of_another_page_or_to_another_name_changes_and_shows_nothing(behind: Make) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from daemon.page import events
-from tests.page.conftest import Site, wait_until
+from daemon.page.access.tokens import COOKIE, session
+from tests.page.conftest import TOKEN, Site, wait_until
 
 Make = Callable[..., Site]
 
@@ -63,6 +64,22 @@ def test_the_end_of_the_server_waits_for_no_stream(make_site: Make) -> None:
         site.page.stop()
         assert site.page._server is None and time.monotonic() - began < 3
         assert first.read() == second.read() == b""
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(make_site: Make) -> None:
+    site = make_site(token=TOKEN)
+    cookie = f"{COOKIE}={session(TOKEN)}"
+    with site.open() as client:
+        client.sendall(f"GET /events HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        client.settimeout(10)  # less than to the next sign that it lives
+        (site.folder / "token").write_text(f"{TOKEN}-changed")
+        site.page.adopt(site.with_page(listen="127.0.0.1:0", token_file=site.folder / "token"))
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(1 << 16):
+                pass
+    wait_until(lambda: site.is_up)
+    assert site.ask("/events", Cookie=cookie).status == 401
 
 
 def test_there_are_not_more_streams_than_some(make_site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
