@@ -12,7 +12,7 @@ import pytest
 
 from daemon.config.notify import NotifySettings
 from tests.notify.conftest import Notify, deliver
-from tests.service import Service, making
+from tests.service import Service
 from tests.trackers.conftest import Exports, MlflowServer, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -177,16 +177,17 @@ def test_a_wrong_address_or_key_is_said_in_a_sentence_without_it(
     assert state == "pending" and error and "S3CRET" not in error and "\n" not in error and len(error) <= 400, error
 
 
-def test_a_daemon_writes_what_the_report_of_a_real_export_says(library: Path, tmp_path: Path, pico_checkpoint: Path) -> None:
-    extra = f'[[notify.targets]]\nname = "tb"\ntensorboard = "{tmp_path}/events"\npython = "{library}"\n'
-    with making(Service, tmp_path / "box") as make:
-        service = make(extra=extra)
-        service.start()
-        service.add(pico_checkpoint)
-        (job,) = service.wait_ended(seconds=900)
-        service.wait_for(lambda status: status["outbox"] == {"delivered": 1}, 300)
-        assert service.run_verb("notify", "test") == 0, service.said
-        assert "notify.targets.tb (tensorboard): delivered" in service.said
+def test_a_daemon_writes_what_the_report_of_a_real_export_says(
+    library: Path, tmp_path: Path, pico_checkpoint: Path, make_service: Callable[..., Service]
+) -> None:
+    table = f'[[notify.targets]]\nname = "tb"\ntensorboard = "{tmp_path}/events"\npython = "{library}"\n'
+    service = make_service(extra=table)
+    service.start()
+    service.add(pico_checkpoint)
+    (job,) = service.wait_ended(seconds=900)
+    service.wait_for(lambda status: status["outbox"].get("delivered") == 1, 300)
+    assert service.run_verb("notify", "test") == 0, service.said
+    assert "notify.targets.tb (tensorboard): delivered" in service.said
     report = json.loads((Path(job["target"]) / "report.json").read_text())
     (row,) = report["artifacts"]
     seen = {tag: points[0] for tag, points in read(library, "tensorboard", tmp_path / "events")["run/pytorch"].items()}

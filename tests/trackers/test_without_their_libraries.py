@@ -46,7 +46,7 @@ def test_check_names_a_library_that_is_missing_and_a_python_that_is_none(tmp_pat
     file.write_text(table.format("tensorboard", "/events", bare) + table.format("mlflow", "http://127.0.0.1:1", "/no/python"))
     problems = [problem for problem in examine(load(file), file).problems if problem.startswith("notify.targets")]
     assert "tensorboard (tensorboard): the library is missing" in problems[0] and f"`{bare} -m pip install tensorboard`" in problems[0]
-    assert 'mlflow (mlflow): there is no Python that can be run: "/no/python"' in problems[1]
+    assert 'mlflow (mlflow): there is no program "/no/python" that can be run' in problems[1]
 
 
 def test_an_export_that_is_gone_is_given_up_and_one_whose_disk_is_away_is_waited_for(

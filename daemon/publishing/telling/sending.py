@@ -47,10 +47,11 @@ def fault_of_receiver(receiver: Receiver) -> str | None:
     match receiver.kind:
         case "url":
             return fault_of(receiver.url)
-        case "command":
-            return None if shutil.which(receiver.command[0]) else f"there is no program {quoted(receiver.command[0])} that can be run"
-        case "tensorboard" | "mlflow" | "wandb" if receiver.tracker is not None:
-            return delivery.fault_of(receiver.kind, receiver.tracker)
+        case "command" | "tensorboard" | "mlflow" | "wandb":
+            program = receiver.tracker.python if receiver.tracker else receiver.command[0]
+            if not shutil.which(program):
+                return f"there is no program {quoted(program)} that can be run"
+            return delivery.fault_of(receiver.kind, receiver.tracker) if receiver.tracker else None
     return None
 
 

@@ -47,18 +47,14 @@ _ENVIRONMENT = re.compile(r"(MLFLOW|WANDB)_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CUR
 
 
 def fault_of(kind: str, tracker: Tracker) -> str | None:
-    """Why nothing can be written with this interpreter, as a clause; None where its library is there."""
+    """Why nothing can be written with this interpreter, as a clause; None where its library is there, or nothing can be said now."""
     try:
-        status = subprocess.run([tracker.python, str(WRITER), "look", kind], cwd="/", stderr=subprocess.DEVNULL, timeout=8).returncode
-    except subprocess.TimeoutExpired:
-        return None  # it runs, though slowly
-    except OSError:
-        status = -1
-    if status == LACKING:
-        return (
-            f"the library is missing: `{tracker.python} -m pip install {PACKAGES[kind]}`, or name an interpreter that has it with `python`"
-        )
-    return f"there is no Python that can be run: {quoted(tracker.python)}" if status else None
+        looked = subprocess.run([tracker.python, str(WRITER), "look", kind], cwd="/", stderr=subprocess.DEVNULL, timeout=8)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if looked.returncode != LACKING:
+        return None
+    return f"the library is missing: `{tracker.python} -m pip install {PACKAGES[kind]}`, or name an interpreter that has it with `python`"
 
 
 def write(kind: str, order: Mapping[str, Any]) -> Outcome:
@@ -84,7 +80,7 @@ def write(kind: str, order: Mapping[str, Any]) -> Outcome:
         said.seek(0)
         answer = said.read().decode(errors="replace").strip()
     secrets = " ".join(filter(None, (order["url"], order["secret"], *(value for name, value in environment.items() if _is_secret(name)))))
-    return Outcome(without_secrets(answer, secrets) or ended.error, rejected=ended.rejected)
+    return Outcome(without_secrets(answer, secrets) or ended.error)
 
 
 def _is_secret(name: str) -> bool:

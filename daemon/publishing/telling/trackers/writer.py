@@ -2,7 +2,7 @@
 
 `delivery.py` starts it by its path, with an interpreter that has the library; so it imports that and the standard library alone. Without an
 export it looks whether it could write; `look LIBRARY` whether that is there (3: it isn't). Exit code 0: done; else what it prints says why
-not now, or (65) why never. A second run with the same export leaves what one would.
+not. A second run with the same export leaves what one would.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ import tempfile
 from json import load
 from typing import Any
 
-NOT_THIS, LACKING = 65, 3
-
-
-class Refused(Exception):
-    """What waiting does not mend."""
+LACKING = 3
 
 
 def tensorboard(order: dict[str, Any]) -> None:
@@ -149,8 +145,8 @@ def wandb(order: dict[str, Any]) -> None:
             os.environ.setdefault(name, scratch)
         if order["export"] is None:
             tempfile.TemporaryFile(dir=folder).close()
-            if not order["offline"] and not library.login(verify=True, timeout=30):
-                raise Refused("W&B knows no API key: give a file with it as key_file")
+            if not order["offline"]:
+                library.login(verify=True, timeout=30)
             return
         _write_run(library, order, folder)
 
@@ -183,7 +179,7 @@ def _sentence(error: BaseException) -> str:
         reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error))
         return f"the server does not answer: {reason[1] if reason else 'no answer in time'}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def main() -> int:
@@ -194,9 +190,6 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}[sys.argv[1]](load(sys.stdin))
-    except Refused as error:
-        answers.write(str(error))
-        return NOT_THIS
     except Exception as error:
         answers.write(_sentence(error))
         return 1
