@@ -22,7 +22,9 @@ def a_signal_to_the_job_is_told_apart_from_its_schedulers(bench: Bench) -> None:
         attempt = bench.start(held=True)
         until(lambda attempt=attempt: runs(attempt))
         fake_of(bench).jobs[attempt.orders.token].runs[-1].send_signal(number)
-        assert outcome(attempt) == (Outcome.RETRYABLE, FaultCode.KILLED)
+        result = result_of(attempt)
+        assert result.fault is not None and result.fault.code == FaultCode.LOST_THERE
+        assert "was told to end by a signal" in result.fault.cause
     attempt = bench.start(held=True)
     until(lambda: runs(attempt))
     fake_of(bench).signal(attempt.orders.token, signal.SIGUSR1)  # all of its processes
