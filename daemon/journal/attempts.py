@@ -115,8 +115,8 @@ class Attempts:
     ) -> None:  # fmt: skip
         """Record how an attempt ended and what becomes of its stage: succeeded, failed, or waiting for another try.
 
-        `crashed`: the daemon died while it ran. `counted`: a failure counts against `limits.attempts`. `measured`: what it took, for later
-        estimates. The output of one that succeeded is the staging folder that it was claimed with.
+        `crashed`: the daemon, or the attempt's machine, died while it ran. `counted`: a failure counts against `limits.attempts`.
+        `measured`: what it took, for later estimates. The output of one that succeeded is the staging folder that it was claimed with.
         """
         job, stage = attempt.job, attempt.stage
 

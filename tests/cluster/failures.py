@@ -8,14 +8,13 @@ import shutil
 import signal
 from pathlib import Path
 
-from daemon.contract.disk.files import seal
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import CLAIM, END, FENCE, ORDERS, Claim, End, Orders
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.running.cluster.port import Ending
 from tests.cluster.bench import BOUNDS, LATE, Bench, outcome, result_of, runs, stays, until
-from tests.cluster.fake import OUTPUT, FakeScheduler
+from tests.cluster.fake import FakeScheduler
 
 LOST = {
     Ending.NODE_LOST: FaultCode.NODE_LOST, Ending.PREEMPTED: FaultCode.PREEMPTED, Ending.CANCELLED: FaultCode.CANCELLED_THERE,
@@ -49,33 +48,6 @@ def a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler(bench: Benc
     until(lambda: runs(attempt))
     fake_of(bench).end(attempt.orders.token, Ending.PREEMPTED, signal.SIGTERM)
     assert outcome(attempt) == (Outcome.RETRYABLE, FaultCode.PREEMPTED)
-
-
-def a_signal_to_the_job_is_told_apart_from_its_schedulers(bench: Bench) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        attempt = bench.start(held=True)
-        until(lambda attempt=attempt: runs(attempt))
-        fake_of(bench).jobs[attempt.orders.token].runs[-1].send_signal(number)
-        assert outcome(attempt) == (Outcome.RETRYABLE, FaultCode.KILLED)
-    attempt = bench.start(held=True)
-    until(lambda: runs(attempt))
-    fake_of(bench).signal(attempt.orders.token, signal.SIGUSR1)  # all of its processes
-    bench.release(attempt)
-    assert outcome(attempt) == (Outcome.SUCCEEDED, None), "a warning before a time limit ends nothing"
-
-
-def want_of_memory_is_known_by_the_words_of_slurm(bench: Bench) -> None:
-    """Where control groups are not used, Slurm's state of such a job is FAILED or CANCELLED."""
-    said = "slurmstepd-node7: error: StepId=7.batch exceeded memory limit (9 > 8), being killed\nslurmstepd-node7: error: *** JOB 7\n"
-    for ending in (Ending.ENDED, Ending.CANCELLED):
-        attempt = bench.start(held=True)
-        until(lambda attempt=attempt: runs(attempt))
-        with open(attempt.folder / OUTPUT, "a") as stream:
-            stream.write(said)
-        fake_of(bench).end(attempt.orders.token, ending)
-        result = result_of(attempt)
-        assert result.fault is not None and result.fault.code == FaultCode.OUT_OF_MEMORY, ending
-        assert result.peak_rss >= attempt.orders.memory > 0
 
 
 def a_time_limit_is_followed_by_twice_the_time(bench: Bench) -> None:
@@ -239,45 +211,6 @@ def a_result_that_is_seen_late_counts(bench: Bench) -> None:
     assert outcome(attempt) == (Outcome.SUCCEEDED, None)
 
 
-def what_is_seen_half_is_waited_for(bench: Bench) -> None:
-    """Another machine's files may be seen one after the other, and the last pages of each later than the file."""
-    fake = fake_of(bench)
-    fake.held = True
-    for is_healed in (True, False):
-        attempt = bench.start()
-        until(lambda attempt=attempt: attempt.orders.token in fake.jobs)
-        output, result = Path(attempt.context.staging) / "out.bin", attempt.folder / "result.json"
-        output.write_text("all of it")
-        whole = StageResult(outcome=Outcome.SUCCEEDED, attempt=attempt.context.attempt_id, files=seal(output.parent)).model_dump_json()
-        result.write_text(whole[:40])
-        assert elsewhere.take(attempt.folder, Claim(by="worker"))
-        elsewhere.put(attempt.folder, END, End(code=0, result=True))
-        fake.jobs[attempt.orders.token].forgotten = True
-        assert stays(lambda attempt=attempt: attempt.poll() is None, LATE / 4)
-        output.write_text("all")
-        result.write_text(whole)
-        assert stays(lambda attempt=attempt: attempt.poll() is None, LATE / 4), "the output's end is not seen yet"
-        if is_healed:
-            output.write_text("all of it")
-            assert outcome(attempt) == (Outcome.SUCCEEDED, None)
-        else:
-            assert outcome(attempt) == (Outcome.RETRYABLE, FaultCode.BAD_RESULT)
-
-
-def one_that_its_scheduler_suspends_is_not_hung(bench: Bench) -> None:
-    fake, attempt = fake_of(bench), bench.start(dataclasses.replace(BOUNDS, silence=3.0, timeout=60.0), held=True)
-    until(lambda: runs(attempt))
-    fake.pause(attempt.orders.token)
-    until(lambda: "it is suspended" in attempt.progress.message)
-    before = attempt.course.begun_at
-    assert stays(lambda: attempt.poll() is None, 5)
-    assert attempt.course.begun_at is not None and before is not None and attempt.course.begun_at > before + 2, "its time stands still"
-    fake.pause(attempt.orders.token, go_on=True)
-    until(lambda: "it is suspended" not in attempt.progress.message)
-    bench.release(attempt)
-    assert outcome(attempt) == (Outcome.SUCCEEDED, None)
-
-
 def one_that_runs_too_long_or_hangs_is_ended(bench: Bench) -> None:
     late = bench.start(dataclasses.replace(BOUNDS, timeout=1.0), held=True)
     assert outcome(late) == (Outcome.RETRYABLE, FaultCode.TIMEOUT)
@@ -326,14 +259,12 @@ def last_words_that_can_not_be_written_are_tried_again(bench: Bench) -> None:
 
 
 FAILURES = (
-    each_end_by_the_scheduler_is_told_apart, a_signal_to_the_job_is_told_apart_from_its_schedulers,
-    want_of_memory_is_known_by_the_words_of_slurm,
-    a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler, a_time_limit_is_followed_by_twice_the_time,
-    a_scheduler_that_gives_no_answer_ends_nothing, one_that_is_started_by_nobody_waits_for_as_long_as_that_lasts,
-    an_answer_that_was_lost_submits_nothing_twice, a_submission_that_was_lost_is_taken_back_before_another_is_made,
-    a_job_that_is_started_again_does_nothing, a_job_that_its_scheduler_forgot_goes_on_while_it_is_heard, a_zombie_is_fenced,
-    what_waits_and_is_stopped_never_begins, a_refusal_is_said, a_full_scheduler_is_asked_again, a_job_that_can_not_begin_is_said,
-    other_releases_are_refused_before_anything_runs, a_result_that_is_seen_late_counts, one_that_runs_too_long_or_hangs_is_ended,
-    what_is_seen_half_is_waited_for, one_that_its_scheduler_suspends_is_not_hung,
-    a_daemon_that_died_before_it_asked_asks_once, last_words_that_can_not_be_written_are_tried_again,
+    each_end_by_the_scheduler_is_told_apart, a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler,
+    a_time_limit_is_followed_by_twice_the_time, a_scheduler_that_gives_no_answer_ends_nothing,
+    one_that_is_started_by_nobody_waits_for_as_long_as_that_lasts, an_answer_that_was_lost_submits_nothing_twice,
+    a_submission_that_was_lost_is_taken_back_before_another_is_made, a_job_that_is_started_again_does_nothing,
+    a_job_that_its_scheduler_forgot_goes_on_while_it_is_heard, a_zombie_is_fenced, what_waits_and_is_stopped_never_begins,
+    a_refusal_is_said, a_full_scheduler_is_asked_again, a_job_that_can_not_begin_is_said, other_releases_are_refused_before_anything_runs,
+    a_result_that_is_seen_late_counts, one_that_runs_too_long_or_hangs_is_ended, a_daemon_that_died_before_it_asked_asks_once,
+    last_words_that_can_not_be_written_are_tried_again,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from tests.cluster import failures
+from tests.cluster import failures, signs
 from tests.cluster.bench import Bench
 from tests.cluster.contract import CONTRACT, an_attempt_runs_and_its_files_are_where_the_daemon_expects_them
 
@@ -40,6 +40,6 @@ def test_slurm_keeps(promise: Promise, slurm_bench: Bench) -> None:
     promise(slurm_bench)
 
 
-@marked(failures.FAILURES, AT_ONCE)
+@marked((*failures.FAILURES, *signs.SIGNS), AT_ONCE)
 def test_whatever_fails(promise: Promise, bench: Bench) -> None:
     promise(bench)

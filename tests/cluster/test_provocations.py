@@ -109,8 +109,8 @@ def test_a_signal_to_the_job_is_said_and_a_warning_before_a_limit_is_none(bench:
     assert stays(lambda: held.poll() is None, 2)
     rough.run("scancel", "--signal=HUP", "--batch", held.place.id)
     result = result_of(held)
-    assert result.fault is not None and result.fault.code == FaultCode.KILLED, result
-    assert "a signal told its job" in result.fault.cause and held.ended_surely
+    assert result.fault is not None and result.fault.code == FaultCode.LOST_THERE, result
+    assert "was told to end by a signal" in result.fault.cause and held.ended_surely
     follows(bench)
 
 

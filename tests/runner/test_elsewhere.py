@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from daemon.contract.disk import away
 from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.journal.rows import StageRow
 from daemon.operating.monitoring.outlook import retrying
@@ -178,3 +179,23 @@ def test_nothing_goes_on_in_the_folder_of_a_failed_attempt_that_may_still_write(
             assert time.monotonic() < end
             desk.tick()
         assert left == [False, sure]
+
+
+@pytest.mark.parametrize("seconds", [5.0, 0.0], ids=["while-it-ran", "while-it-waited"])
+def test_a_stage_that_takes_down_one_machine_after_the_other_is_given_up(make_desk: Desks, seconds: float) -> None:
+    desk = make_desk()
+    desk.place = Whereabouts("slurm", "7", "gone", "NODE_FAIL", host="node7")
+    fault = Fault(code=FaultCode.NODE_LOST, operation="run the stage merge by slurm", cause="its machine was lost", remedy="nothing")
+    desk.script = lambda context: StageResult(outcome=Outcome.RETRYABLE, fault=fault, retry_after=0.0, seconds=seconds)
+    job, allowed = desk.add("run", 1), desk.runner.settings.limits.crashes
+    end = time.monotonic() + 60
+    while len(desk.started) < allowed + (3 if not seconds else 0) or desk.state(job) == "pending":
+        assert time.monotonic() < end
+        desk.tick()
+    desk.tick(3)
+    merge = desk.journal.stages.of(job)["merge"]
+    if seconds:
+        assert merge.state == "failed" and merge.attempts == allowed and merge.fault is not None
+        assert "the stage may be the reason" in merge.fault.remedy
+    else:
+        assert merge.state != "failed" and merge.failures == 0

@@ -32,7 +32,7 @@ from daemon.publishing.lending import is_there
 from daemon.running.attempts.children import Children, Running
 from daemon.running.attempts.executor import LOG_FILE
 from daemon.running.resumption import Resumption
-from daemon.running.rules.retry import after_crash, decide
+from daemon.running.rules.retry import after_crash, after_loss, decide
 from daemon.running.sources.gate import Gate, met_there
 from daemon.running.waits import Waits
 from daemon.system.episodes import Away
@@ -107,7 +107,10 @@ class Outcomes:
         fault = result.fault
         if fault is not None and fault.code in (FaultCode.UNEXPECTED, FaultCode.LIBRARY_REFUSES) and fault.path is None:
             result = result.model_copy(update={"fault": fault.model_copy(update={"path": log_file})})  # it says to read that log
-        if crashed:
+        lost = fault is not None and fault.code == FaultCode.NODE_LOST and result.seconds > 0  # and not while it waited in a queue
+        if fault is not None and lost and stage.crashes + 1 >= self._limits.crashes:
+            decision = after_loss(fault)
+        elif crashed:
             decision = after_crash(stage.name, stage.crashes + 1, self._limits.crashes, log_file)
         else:
             kept = resumable and _has_written(attempt)
@@ -117,8 +120,8 @@ class Outcomes:
             if not (resumable and decision.state == "waiting"):
                 _clear(attempt.staging)
         self._journal.attempts.settle(
-            attempt, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, counted=decision.counted,
-            measured=measured,
+            attempt, result, state=decision.state, retry_delay=decision.delay, crashed=crashed or lost,
+            counted=decision.counted, measured=measured,
         )  # fmt: skip
         if result.outcome == Outcome.SUCCEEDED:
             log.info(

@@ -130,10 +130,6 @@ def _by_scheduler(case: Case) -> Fault:
     known, name = case.course.last_known, case.scheduler
     where = f" on {known.host}" if known.host else ""
     said = f" ({known.word})" if known.word else ""
-    if case.ending is Ending.ENDED and case.end is not None:  # its worker's last words are that it was terminated
-        cause = f"a signal told its job{where} to end{said}, which neither ckptd nor {name} sent"
-        remedy = "find out who sends signals on this machine"
-        return Fault(code=FaultCode.KILLED, operation=f"run the stage {case.context.stage} by {name}", cause=cause, remedy=remedy)
     code, cause, remedy = {
         Ending.CANCELLED: (
             FaultCode.CANCELLED_THERE, f"somebody cancelled its job {case.orders.id}{said}; ckptd did not",
@@ -156,7 +152,10 @@ def _by_scheduler(case: Case) -> Fault:
             "nothing; it is handed in again with more memory",
         ),
         Ending.ENDED: (
-            FaultCode.LOST_THERE, f"its job{where} is gone and left no result{said}{_quoted(case)}", READ_LOG,
+            FaultCode.LOST_THERE,
+            # Its worker has last words only where it was told to end, by somebody or by the death of what had started it.
+            f"its job{where} was told to end by a signal{said}{_quoted(case)}" if case.end is not None
+            else f"its job{where} is gone and left no result{said}{_quoted(case)}", READ_LOG,
         ),
     }[case.ending]  # fmt: skip
     return Fault(code=code, operation=f"run the stage {case.context.stage} by {name}", cause=cause, remedy=remedy)

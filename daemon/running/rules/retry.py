@@ -66,6 +66,14 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Ret
     ))  # fmt: skip
 
 
+def after_loss(fault: Fault) -> RetryDecision:
+    """Its machine was lost while the stage ran, once too often: it may take down one machine after the other."""
+    return RetryDecision("failed", fault=fault.model_copy(update={
+        "remedy": "it was lost so often that the stage may be the reason: look for 'Out of memory' in the kernel's logs of the machines,"
+            " then run `ckptd queue retry` with the export's id",
+    }))  # fmt: skip
+
+
 def _not_again(fault: Fault) -> Fault:
     return fault.model_copy(update={
         "cause": f"{fault.cause}, and another attempt could not continue its work, so it is not tried again",
