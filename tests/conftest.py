@@ -57,6 +57,7 @@ hypothesis.settings.register_profile("random", derandomize=False, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 BEGAN = time.monotonic()
+gc.disable()  # until all tests are there: modules and tests stay, and to look through them again and again takes a tenth of that time
 
 LIBC = ctypes.CDLL(None)
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
@@ -123,6 +124,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

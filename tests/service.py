@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from daemon.operating.monitoring.status import snapshot
-from tests.verbs import run_verb
+from tests.verbs import run_verb, start_program
 
 QUICK = "samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
 ENDED = ("succeeded", "partial", "failed", "superseded", "cancelled")
@@ -51,9 +51,7 @@ class Service:
         environment.pop("CKPTD_FAULT", None)
         if fault:
             environment["CKPTD_FAULT"] = fault
-        log = (self.folder / "daemon.log").open("ab")
-        with log:
-            self.process = subprocess.Popen([*self.command, str(self.config)], stdout=log, stderr=log, env=environment)
+        self.process = start_program([*self.command, str(self.config)], environment, self.folder / "daemon.log")
 
     def stop(self) -> int:
         """End it as systemd would, once it serves; gives the exit code."""

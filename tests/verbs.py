@@ -8,11 +8,13 @@ its own.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import importlib
 import json
 import os
 import re
+import runpy
 import select
 import signal
 import subprocess
@@ -21,11 +23,16 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from daemon.contract.disk.failpoints import VARIABLES
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "daemon")
+DAEMONS = ("daemon", "tests.runner.toy_daemon")
+"""Modules that change nothing of what others have imported from the daemon's."""
+LIBC = ctypes.CDLL(None)
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 READ_LATE = re.compile(
     r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|PYTHONIOENCODING|(STATE|RUNTIME)_DIRECTORY|PYTEST_.*|TOY_.*"
     r"|HF_HUB_.*|PYDANTIC_DISABLE_PLUGINS|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES"
@@ -66,6 +73,39 @@ def run_program(program: str, *arguments: object, **variables: str) -> subproces
         return loaded.run(words, ROOT, environment, 120, None, program)
 
 
+def start_talking(program: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a program as `run_program` runs it, with pipes for its standard input and for all that it says."""
+    loaded, words = _loaded(), [str(word) for word in arguments]
+    if not loaded.fits(os.environ):
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
+    with loaded.free, tempfile.TemporaryDirectory() as place:
+        for pipe in (pipes := [os.path.join(place, name) for name in ("in", "out")]):
+            os.mkfifo(pipe)
+        return loaded.start({"words": words, "program": program, "folder": str(ROOT), "streams": pipes}, os.environ, pipes)
+
+
+def start_program(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command as a child of this process, which writes what it says at the end of `log`; a daemon is forked."""
+    loaded = _loaded()
+    plain = {name: value for name, value in environment.items() if name not in VARIABLES}
+    is_daemon = tuple(command[:2]) == COMMAND[:2] and command[2] in DAEMONS
+    if is_daemon and loaded.fits(plain) and loaded.free.acquire(blocking=False):
+        try:
+            order = {"words": command[3:], "program": "", "module": command[2], "folder": os.getcwd()}
+            return loaded.start({**order, "streams": [os.devnull, str(log)]}, environment)
+        finally:
+            loaded.free.release()
+    with log.open("ab") as stream:
+        return subprocess.Popen(command, stdout=stream, stderr=stream, env=dict(environment))
+
+
 def _errors(stdin: str | None) -> str:
     return "surrogateescape" if stdin else "replace"
 
@@ -76,7 +116,8 @@ class _Loaded:
     def __init__(self) -> None:
         self.free = threading.Lock()
         self._environment = dict(os.environ)
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.verbs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        command = [sys.executable, "-m", "tests.verbs"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=ROOT)
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -86,8 +127,9 @@ class _Loaded:
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a verb may run in this environment without an interpreter of its own."""
-        ours = self._environment
-        return all(READ_LATE.fullmatch(name) or ours.get(name) == environment.get(name) for name in {*ours, *environment})
+        on_the_path = {"PYTHONPATH": str(ROOT)}
+        ours, theirs = ({**on_the_path, **variables} for variables in (self._environment, environment))
+        return all(READ_LATE.fullmatch(name) or ours.get(name) == theirs.get(name) for name in {*ours, *theirs})
 
     def run(
         self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float, stdin: str | None, program: str = ""
@@ -110,14 +152,31 @@ class _Loaded:
             out, err = (path.read_text(encoding="utf-8", errors=_errors(stdin)) for path in streams[1:])
             return subprocess.CompletedProcess([*COMMAND, *words], code, out, err)
 
-    def _code_of(self, order: Mapping[str, object], timeout: float) -> int | None:
-        """The exit code; None where the time is over, and the verb was killed."""
+    def start(self, order: Mapping[str, object], environment: Mapping[str, str], pipes: Sequence[str] = ()) -> _Started:
+        """As `start_program`, and with `pipes` as `start_talking`."""
+        os.umask(mask := os.umask(0))
+        order = {**order, "environment": dict(environment), "mask": mask, "parent": os.getpid()}
+        adopts = ctypes.c_int()
+        LIBC.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            pid = self._ask(order, 60)
+        finally:
+            LIBC.prctl(PR_SET_CHILD_SUBREAPER, adopts.value, 0, 0, 0)
+        return _Started(pid, *(open(pipe, mode, encoding="utf-8") for pipe, mode in zip(pipes, "wr", strict=False)))
+
+    def _ask(self, order: Mapping[str, object], timeout: float) -> int:
         assert self._process.stdin is not None
         left = memoryview(json.dumps(order).encode() + b"\n")
         while left:
             left = left[self._process.stdin.write(left) :]
         pid = self._answer(timeout)
         assert pid is not None, "the process that has loaded the command does not answer"
+        return pid
+
+    def _code_of(self, order: Mapping[str, object], timeout: float) -> int | None:
+        """The exit code; None where the time is over, and the verb was killed."""
+        pid = self._ask(order, timeout)
         if (code := self._answer(timeout)) is not None:
             return code
         os.kill(pid, signal.SIGKILL)
@@ -129,6 +188,16 @@ class _Loaded:
         stream = self._process.stdout
         assert stream is not None
         return int(stream.readline()) if select.select([stream], [], [], max(0.0, timeout))[0] else None
+
+
+class _Started(subprocess.Popen[Any]):
+    """A child that another process has forked for this one."""
+
+    def __init__(self, pid: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
+        self.pid, self.args, self.returncode, self.text_mode = pid, (), None, True  # type: ignore[assignment]
+        self.stdin, self.stdout, self.stderr = stdin, stdout, None
+        self._child_created, self._communication_started, self._input = True, False, None
+        self._waitpid_lock = threading.Lock()
 
 
 @functools.cache
@@ -147,6 +216,7 @@ def _serve() -> None:
     import daemon.cli.main
     import daemon.operating.diagnosis.doctor
     import daemon.operating.monitoring.status
+    import daemon.operating.service
     from daemon.contract.formats.catalog import catalog
     from daemon.operating.diagnosis.declared_code import flaws
 
@@ -157,28 +227,52 @@ def _serve() -> None:
         list(flaws(variant))  # `check` and `formats` read the code of every format, which stays as it is
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     while line := orders.readline():
-        for module in IMPORTED.findall(json.loads(line)["program"]):
+        order = json.loads(line)
+        for module in IMPORTED.findall(order["program"]):
             importlib.import_module(module)
+        if "parent" in order:
+            os.write(answers, f"{_forked_for(order, [orders.fileno(), answers])}\n".encode())
+            continue
         pid = os.fork()
         if pid == 0:
             orders.close()
             os.close(answers)
-            _become(json.loads(line))
+            _become(order)
         os.write(answers, f"{pid}\n".encode())
         status = os.waitpid(pid, 0)[1]
         os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
-def _become(order: dict[str, object]) -> None:
+def _forked_for(order: dict[str, Any], ours: list[int]) -> int:
+    """Return the id of a process that becomes the command; its parent is who gave the order, to whom one without a parent goes."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        if pid := os.fork():
+            os.write(writing, str(pid).encode())
+            os._exit(0)
+        for descriptor in (*ours, reading, writing):
+            os.close(descriptor)
+        while os.getppid() != order["parent"]:
+            time.sleep(0.001)
+        _become(order)
+    os.waitpid(between, 0)
+    with os.fdopen(reading) as said:
+        os.close(writing)
+        return int(said.read())
+
+
+def _become(order: dict[str, Any]) -> None:
     """Be the command from here on, with the streams, the folder and the environment of an order."""
     from daemon.cli.main import main
 
     streams, words, environment = order["streams"], order["words"], order["environment"]
-    assert isinstance(streams, list) and isinstance(words, list) and isinstance(environment, dict)
     for number, path in enumerate(streams):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY, 0o666)
         os.dup2(file, number)
         os.close(file)
+    if len(streams) < 3:
+        os.dup2(1, 2)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     encoding = environment.get("PYTHONIOENCODING", "utf-8")  # as the interpreter would; no test gives errors with it
     sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
@@ -193,6 +287,9 @@ def _become(order: dict[str, object]) -> None:
         if program := str(order["program"]):
             sys.argv[0] = "-c"
             exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+            code = 0
+        elif order.get("module", "daemon") != "daemon":
+            runpy.run_module(str(order["module"]), run_name="__main__", alter_sys=True)
             code = 0
         else:
             code = main()

@@ -174,10 +174,12 @@ class Daemon:
         if self._is_measured():
             self._ticks.soon("metrics")  # what an earlier daemon left in the file is no longer true
 
-    def run(self) -> None:
-        """Serve until a signal asks to stop."""
+    def run(self, early: threading.Event) -> None:
+        """Serve until a signal asks to stop. `early`: whether the configuration is to be read again since before."""
         on_signals((signal.SIGTERM, signal.SIGINT), self._on_stop)
         on_signals((signal.SIGHUP,), self._on_reload)
+        if early.is_set():
+            self._on_reload()
         self._notifier.start()
         self._runner.start()
         self._watcher.start()
@@ -499,5 +501,7 @@ def serve(
 ) -> None:  # fmt: skip
     """Run the daemon in this process until it is told to stop. `executor`: as for `engine`; the others: as for `Daemon`."""
     give_back_early()
+    early = threading.Event()
+    on_signals((signal.SIGHUP,), early.set)  # `reload` may ask as soon as the lock is held; without a handler the signal ends the process
     with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
-        Daemon(parts, reload, source, page).run()
+        Daemon(parts, reload, source, page).run(early)

@@ -82,6 +82,7 @@ class _Attempts:
 
     def load(self, libraries: Iterable[str], first: str) -> bool:
         """Import them; between two of them look after attempts. False where the other side has ended. Raises OSError."""
+        gc.disable()  # modules stay: to look through them again and again is a fifth of the time
         for name in libraries:
             with contextlib.suppress(Exception):  # the stage that needs it says what is wrong
                 pkgutil.resolve_name(name)
@@ -94,6 +95,7 @@ class _Attempts:
                 if not self._attend(0.0):
                     return False
         gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
+        gc.enable()
         return True
 
     def serve(self, idle: float) -> None:
@@ -217,6 +219,7 @@ def become(run: Callable[[], int], *, loaded: bool = True) -> NoReturn:
     """Do what a forked process does instead of going on; does not return. `loaded`: whether it comes from one that has libraries loaded."""
     global _forked
     _forked, code = loaded, 1
+    gc.enable()  # it may come from one that is still loading libraries
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)

@@ -17,6 +17,7 @@ import pytest
 
 from daemon.contract.disk.files import sha256_file
 from tests.sampling import some
+from tests.verbs import run_verb
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,21 +29,21 @@ class Exports:
     home: Path
     checkpoint: Path
 
-    def start(self, base: Path, *more: str) -> subprocess.Popen[str]:
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
             **os.environ, "XDG_STATE_HOME": str(self.home / "state"), "CKPTD_EXPORT__VARIANTS": "pytorch", "CKPTD_VALIDATE__SAMPLES": "2",
             "CKPTD_VALIDATE__NEW_TOKENS": "4", "CKPTD_VALIDATE__SPEED_TOKENS": "0", "CKPTD_LIMITS__DISK_RESERVE": "0",
         }  # fmt: skip
-        words = ("export", str(self.checkpoint), "--base", str(base), "--output", str(self.home / "out"), *more)
-        command = [sys.executable, "-m", "daemon", *words]
-        return subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def run(self, base: Path, *more: str) -> str:
+    def words(self, base: Path) -> list[str]:
+        return ["export", str(self.checkpoint), "--base", str(base), "--output", str(self.home / "out")]
+
+    def run(self, base: Path) -> str:
         """What is said of an export that ends well."""
-        process = self.start(base, *more)
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said
-        return said
+        answer = run_verb(self.words(base), ROOT, self.environment, timeout=240)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stderr
 
     @property
     def report(self) -> dict[str, Any]:
@@ -102,7 +103,8 @@ def test_an_export_over_another_base_is_made_of_that(
 
 @pytest.mark.slow
 def test_an_interrupted_export_begins_again_over_another_base(exports: Exports, bases: tuple[Path, Path]) -> None:
-    process = exports.start(bases[0])
+    command = [sys.executable, "-m", "daemon", *exports.words(bases[0])]
+    process = subprocess.Popen(command, env=exports.environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("merge: succeeded"):

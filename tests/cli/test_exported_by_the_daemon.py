@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner.conftest import Toy, copied
+from tests.verbs import run_verb
 
 
 @dataclass
@@ -22,8 +23,8 @@ class Made:
     target: Path
 
     def export(self, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "daemon", "export", str(self.checkpoint), "--config", str(self.service.config), *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        words = ["export", str(self.checkpoint), "--config", str(self.service.config), *more]
+        return run_verb(words, Path.cwd(), os.environ, timeout=240)
 
     def inode(self) -> int:
         return (self.target / "MANIFEST.json").stat().st_ino

@@ -20,6 +20,7 @@ from daemon.config.sources import given_on_command_line
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.text import one_line
 from daemon.journal.journal import Journal
+from daemon.operating import reload
 from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
 from daemon.operating.monitoring.status import snapshot
 from daemon.operating.reload import unread_change
@@ -60,8 +61,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     config.write_text(f'[state]\ndirectory = "{state}"\n[watch]\nroots = ["{tmp_path}/runs"]\n')
     state.mkdir(mode=0o700)
     Journal(StatePaths(state).journal).close()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which `reload` asks
     with announced(config, state), locked(StatePaths(state).lock):
         yield config
+    signal.signal(signal.SIGHUP, before)
 
 
 def spoil(file: Path, mistake: str) -> None:
@@ -103,7 +106,8 @@ def test_where_no_daemon_runs_none_is_said_to_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [("check",), ("run",), ("reload",), ("queue", "retry", "x"), ("verify", "--journal"), ("config", "show")], ids=" ".join
 )
-def test_what_works_by_the_configuration_still_refuses_it(file: Path, words: tuple[str, ...]) -> None:
+def test_what_works_by_the_configuration_still_refuses_it(file: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "PATIENCE_SECONDS", 0.2)  # nobody answers here
     spoil(file, "a misspelt key")
     said = CliRunner().invoke(app, [*words, "--config", str(file)])
     assert isinstance(said.exception, UsageError) and "watch.rots: is not a known key; did you mean 'roots'?" in str(said.exception)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.operating.monitoring.live import read_live
 from daemon.operating.reload import changes
+from daemon.system.lock import is_locked
 from tests.service import Service, making
 
 BEFORE = '[limits]\njobs = 1\n[notify]\nurls = ["json://user:S3CRETword@host.example/x"]\n'
@@ -95,4 +98,15 @@ def test_a_file_that_is_refused_is_refused_by_the_daemon_too_whoever_finds_the_m
         service.config.write_text(right)
         assert service.run_verb("reload") == 0
         assert not read_live(StatePaths(service.state).live).configuration.problem  # type: ignore[union-attr]
+    assert service.stop() == 0
+
+
+def test_a_daemon_may_be_asked_as_soon_as_it_has_the_state_directory(make_service: Callable[..., Service]) -> None:
+    service = make_service()
+    service.start()
+    while not is_locked(StatePaths(service.state).lock):
+        time.sleep(0.001)
+    assert service.process is not None
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for(lambda _: "the configuration was taken over" in service.log(), 60)
     assert service.stop() == 0

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +15,18 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.verbs import run_program, start_talking
+
 MACHINE = """
 import fcntl, sys
-import daemon.contract.disk.files as files
 fcntl.flock = lambda *call: None  # as on NFS with `nolock`: each machine has locks of its own
 name = sys.argv[1]
 host, _, boot = name.partition("@")  # the machine's name, and which of its boots it is
-files.host_name, files.boot_id, files.machine_id = lambda: host, lambda: name, lambda: f"id of {host}"
 import daemon.system.lease as lease
+for module in [module for known, module in sys.modules.items() if known.startswith("daemon.")]:
+    for function, value in (("host_name", host), ("boot_id", name), ("machine_id", f"id of {host}")):
+        if hasattr(module, function):
+            setattr(module, function, lambda value=value: value)
 lease.TOUCH_SECONDS, lease.FRESH_SECONDS, lease.SILENT_SECONDS = 0.2, 0.6, 2.0
 """
 HOLD = (
@@ -59,16 +61,9 @@ sys.exit(main())
 )
 
 
-def start(name: str, place: Path, program: str = HOLD) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, name, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-
-
 @contextmanager
 def machine(name: str, place: Path, program: str = HOLD) -> Iterator[subprocess.Popen[str]]:
-    process = start(name, place, program)
+    process = start_talking(program, name, place)
     try:
         yield process
     finally:
@@ -305,10 +300,7 @@ print(json.dumps(answers))
 def verbs(name: str, config: Path, *commands: str) -> list[tuple[int, str, str]]:
     """Commands on this machine, one after the other: (exit code, output, errors)."""
     words = json.dumps([command.split() for command in commands])
-    said = subprocess.check_output(
-        [sys.executable, "-c", VERBS, name, words, str(config)], text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    return [(code, out, errors) for code, out, errors in json.loads(said)]
+    return [(code, out, errors) for code, out, errors in json.loads(run_program(VERBS, name, words, config).stdout)]
 
 
 @pytest.fixture

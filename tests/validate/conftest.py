@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,6 +19,9 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs, spec_of
+from daemon.running.attempts.executor import Bounds, Order
+from daemon.running.workers import warm
+from daemon.running.workers.executor import LocalExecutor
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks.examination import Merged, examine
 from handlers.validate.checks.live.reference import LiveModel, Reference, measure
@@ -27,6 +33,8 @@ from tests.sharing import shared
 from tests.validate import artifacts
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
+BOUNDS = Bounds(timeout=200, silence=200, grace=5, memory=0, memory_reserve=0, log_size=1 << 20, processes=256, warm=0)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -57,27 +65,33 @@ class Run:
 StartStage = Callable[..., Run]
 
 
+def context_of(
+    root: Path, name: str, pin: Path, base: Path | None, inputs: dict[str, Path], *, strategy: str = "default", **options: Any
+) -> StageContext:
+    """What an attempt of a stage is told; its files lie in the folder `root`."""
+    spec = spec_of(name)
+    for folder in ("staging", "temporary"):
+        (root / folder).mkdir()
+    reference = CheckpointRef(
+        root="/runs", run="pico", step=4, path=str(pin), layout="trainer-adapter", digest="0", method="LORA" if base else "full"
+    )
+    return StageContext(
+        job="job", stage=name, entry=spec.entry, attempt=1, strategy=strategy, checkpoint=reference, pin=str(pin),
+        base=str(base) if base else None,
+        inputs={other: str(path) for other, path in inputs.items() if other in (*spec.needs, *spec.after)},
+        staging=str(root / "staging"), result=str(root / "result.json"), temporary=str(root / "temporary"),
+        cache=str(root / "cache"), limits=LIMITS, work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def start_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStage]:
     """Start a stage in a process of its own; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(
-        name: str, pin: Path, base: Path | None, inputs: dict[str, Path], *, strategy: str = "default", **options: Any
-    ) -> Run:  # fmt: skip
-        root, spec = tmp_path_factory.mktemp("job"), spec_of(name)
-        for folder in ("staging", "temporary"):
-            (root / folder).mkdir()
-        reference = CheckpointRef(
-            root="/runs", run="pico", step=4, path=str(pin), layout="trainer-adapter", digest="0", method="LORA" if base else "full"
-        )
-        context = StageContext(
-            job="job", stage=name, entry=spec.entry, attempt=1, strategy=strategy, checkpoint=reference, pin=str(pin),
-            base=str(base) if base else None,
-            inputs={other: str(path) for other, path in inputs.items() if other in (*spec.needs, *spec.after)},
-            staging=str(root / "staging"), result=str(root / "result.json"), temporary=str(root / "temporary"),
-            cache=str(root / "cache"), limits=LIMITS, work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),
-        )  # fmt: skip
+    def start(*given: Any, **options: Any) -> Run:
+        root = tmp_path_factory.mktemp("job")
+        context = context_of(root, *given, **options)
         (root / "job.json").write_text(context.model_dump_json())
         command = [sys.executable, "-m", "handlers", str(root / "job.json")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -117,8 +131,22 @@ class Validated:
 Validate = Callable[..., Validated]
 
 
+def attempt(context: StageContext) -> StageResult:
+    """The result of a stage. Where its workers need PyTorch it is forked from a process with that, as the daemon's are; see `light`."""
+    executor, bounds = LocalExecutor(), BOUNDS
+    if warm.wanted(context) == "torch":
+        bounds, context = replace(BOUNDS, warm=60), context.model_copy(update={"entry": "tests.validate.light:run"})
+    with mock.patch.dict(os.environ, {"PYTHONPATH": str(ROOT)}):
+        while executor.getting_ready(context, bounds):
+            time.sleep(0.05)
+        worker = executor.start(Order(context, Path(context.result).parent, bounds))
+    while (result := worker.poll()) is None:
+        time.sleep(0.01)
+    return result
+
+
 @pytest.fixture(scope="session")
-def validate(start_stage: StartStage) -> Validate:
+def validate(tmp_path_factory: pytest.TempPathFactory) -> Validate:
     """Run all stages of a validation, one after the other, as the plan has them."""
 
     def run(pin: Path, base: Path | None, inputs: dict[str, Path], **options: Any) -> Validated:
@@ -127,10 +155,11 @@ def validate(start_stage: StartStage) -> Validate:
         wanted = {"reference", "merged", *(f"check-{name}" for name in inputs), *(["speed"] if options.get("speed_tokens") else [])}
         for spec in all_specs():
             if spec.name in wanted and all(need in (inputs | folders) for need in spec.needs):
-                stage = start_stage(spec.name, pin, base, inputs | folders, **options)
-                results[spec.name] = stage.result()
+                context = context_of(tmp_path_factory.mktemp("job"), spec.name, pin, base, inputs | folders, **options)
+                results[spec.name] = attempt(context)
                 if results[spec.name].outcome is Outcome.SUCCEEDED:
-                    folders[spec.name] = Path(stage.context.staging)
+                    folders[spec.name] = Path(context.staging)
+        warm.end_all()
         return Validated(results, folders)
 
     return run

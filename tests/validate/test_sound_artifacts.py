@@ -62,8 +62,9 @@ def test_speed_is_measured_in_turns_with_pytorch_and_memory_for_each_process(val
 
 
 def test_the_stages_processes_themselves_import_no_heavy_library(validated: Validated) -> None:
-    for result in validated.results.values():
-        assert set(result.versions) == {"python", "numpy"}
+    started = {name for name, result in validated.results.items() if set(result.versions) == {"python", "numpy"}}
+    forked = {name for name, result in validated.results.items() if "torch" in result.versions}  # `tests.validate.light` sees to them
+    assert "check-onnx" in started and {"reference", "merged", "speed"} <= forked and started | forked == validated.results.keys()
 
 
 def test_the_reference_is_the_unmerged_adapter_and_its_effect_is_told(validated: Validated) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -224,6 +225,7 @@ def misbehave(job: str, case: str = "") -> int:
     if ":" in case:
         return entry.main(job)
     process.bind(context.limits)
+    assert gc.isenabled(), "also where the process that this one comes from is loading libraries"
     os.makedirs(context.staging, exist_ok=True)
     globals()[case](context)
     sys.stdout.flush()
