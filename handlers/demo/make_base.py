@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message['content'] }}?\n{% endif %}{% endfor %}"
 )
 PROMPT, PENALTY = "Create a", 1.15
-"""How the base is shown: the same prompt and repetition penalty that `ckptd demo` gives to `handlers.validate.generate`."""
+"""How the base is shown: the same prompt and repetition penalty that `ckptd demo` gives to the `example.py` of an artifact."""
 BATCH, LENGTH = 8, 128
 MATRIX_RATE, OTHER_RATE = 0.02, 6e-3
 WARMUP_STEPS, DECAY_SHARE = 20, 0.6

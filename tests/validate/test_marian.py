@@ -9,7 +9,6 @@ import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.folder import examples
-from handlers.validate.generate import generate
 from handlers.validate.workers.client import WorkerFailed
 from tests import marian
 from tests.marian import Marian, Translated
@@ -37,8 +36,6 @@ def test_its_texts_are_read_and_its_answers_are_texts(bench: Bench, marian_expor
         assert check.verdict is Verdict.PASSED, check.reasons
         sample = check.figures["sample"]
         assert sample["prompt"] == PROMPTS[0] and sample["text"] == sample["reference"] and len(sample["text"]) > 8
-    text, _ = generate(marian_export.onnx, PROMPTS[0], 10)
-    assert text == reference.samples[0].continuation
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.graphs.onnx_tasks import OnnxSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.generate import generate
-from handlers.validate.generate import main as generate_main
 from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.seq2seq_decoding import cached
 from tests.sampling import some
@@ -214,22 +212,6 @@ def test_half_precision_graphs_get_inputs_of_their_type(marian: Translator, tmp_
     check = marian.bench.check("onnx-int8", folder)
     assert check.verdict is Verdict.PASSED, check.reasons
     assert 1e-5 < check.figures["error_max"] < 0.05
-
-
-@pytest.mark.slow
-def test_generate_translates_as_transformers_does(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    for kind in ("marian", "bart"):
-        translator = make(kind)
-        tokenizer = AutoTokenizer.from_pretrained(translator.merged)
-        model = AutoModelForSeq2SeqLM.from_pretrained(translator.merged)
-        inputs = tokenizer("def add(a, b):", return_tensors="pt")
-        expected = tokenizer.decode(model.generate(**inputs, max_new_tokens=12, do_sample=False, num_beams=1)[0], skip_special_tokens=True)
-        text, speed = generate(translator.onnx, "def add(a, b):", 12)
-        assert text == expected and len(text) > 3 and speed > 0
-    assert generate_main([str(translator.onnx), "--prompt", "def add(a, b):", "--tokens", "12"]) == 0
-    assert capsys.readouterr().out == expected + "\n"
 
 
 def test_rules_of_generation_are_obeyed() -> None:

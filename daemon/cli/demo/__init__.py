@@ -194,7 +194,7 @@ class Demo:
 
     def show_text(self, artifact: Path) -> int:
         """What the base wrote and what the artifact writes after the same prompt; 1 when it can't be run."""
-        command = [sys.executable, "-m", "handlers.validate.generate", str(artifact), "--prompt", PROMPT, "--tokens", "40"]
+        command = [sys.executable, str(artifact / "example.py"), PROMPT, "--tokens", "40"]
         command += ["--repetition-penalty", PENALTY]  # small models go round in circles without one
         done = subprocess.run(
             command, capture_output=True, text=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL, timeout=120

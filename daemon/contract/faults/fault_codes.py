@@ -1018,11 +1018,6 @@ class FaultCode(StrEnum):
     To do: Install the package that the cause names into ckptd's environment (Pillow, torchvision), or give the base its processor's files.
     To publish the model without a check with pictures or sound, name the variant in `validate.publish_unverified`.
     """
-    PROMPT_UNUSABLE = "prompt-unusable"
-    """The prompt to generate from gives no tokens, or is longer than the model supports.
-
-    To do: Give a prompt of at least one character, or a shorter one.
-    """
     REFERENCE_NOT_FINITE = "reference-not-finite"
     """The live model's logits are NaN or infinite.
 

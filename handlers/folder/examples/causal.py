@@ -118,11 +118,15 @@ class Steps:
         return {"logits": np.array(binding.get_outputs()[-1].numpy())}
 
 
-def generate(steps: Steps, tokens: list[int], count: int) -> list[int]:
-    """Greedy continuation of `tokens` by at most `count` tokens."""
+def generate(steps: Steps, tokens: list[int], count: int, penalty: float = 1.0) -> list[int]:
+    """Greedy continuation of `tokens` by at most `count` tokens. `penalty`: of those that are there already (CTRL, Keskar et al., 2019)."""
     ends, made, new = end_tokens(), list[int](), tokens
     while len(made) < count:
-        following = int(steps.logits(new, len(tokens) + len(made))[0, -1].argmax())
+        scores = steps.logits(new, len(tokens) + len(made))[0, -1]
+        if penalty != 1:
+            known = np.unique([*tokens, *made])
+            scores[known] = np.where(scores[known] > 0, scores[known] / penalty, scores[known] * penalty)
+        following = int(scores.argmax())
         made.append(following)
         if following in ends:
             break
@@ -148,6 +152,7 @@ def main() -> None:
     parser.add_argument("prompt", nargs="?", default="def main():")
     parser.add_argument("--chat", action="store_true", help="the text is a question: put it by the model's chat template, print the answer")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1, tokens that are there already become less likely")
     parser.add_argument("--ids", action="store_true", help="print the new tokens' ids instead of the text")
     parser.add_argument("--one-at-a-time", action="store_true", help="keep one graph in memory, and load each for each token")
     options = parser.parse_args()
@@ -157,7 +162,8 @@ def main() -> None:
     tokenizer.no_truncation()
     text = chat_text(options.prompt) if options.chat else options.prompt
     tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself
-    made = generate(Steps(graph_files(), len(tokens) + options.tokens, not options.one_at_a_time), tokens, options.tokens)
+    steps = Steps(graph_files(), len(tokens) + options.tokens, not options.one_at_a_time)
+    made = generate(steps, tokens, options.tokens, options.repetition_penalty)
     shown = [*([] if options.chat else tokens), *(token for token in made if token not in end_tokens())]
     print(json.dumps(made) if options.ids else tokenizer.decode(shown))
 

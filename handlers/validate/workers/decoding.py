@@ -1,6 +1,6 @@
 """Decoding on top of an engine's `step`: teacher forcing, greedy decoding, left padding, self-consistency, timing.
 
-Called by the workers and by `handlers.validate.generate`. numpy alone, so that every engine is driven by the same code.
+Called by the workers. numpy alone, so that every engine is driven by the same code.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Encoder-decoders on top of an engine's `start` and `step`: teacher forcing, greedy decoding, padding, self-consistency, timing.
 
-Called by the workers through `drivers.py`, and by `handlers.validate.generate`. numpy alone. An engine may know several *ways* of
+Called by the workers through `drivers.py`. numpy alone. An engine may know several *ways* of
 running its decoder (two graphs, or one merged graph): each is run, and each must give what the first one gives without a cache.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from handlers.validate.engines.registry import Seq2SeqEngine
 from handlers.validate.workers.decoding import Decoded
 from handlers.validate.workers.long_pass import steps
 from handlers.validate.workers.protocol import Decoding, LongPass
-
-Choose = Callable[[np.ndarray, int, Sequence[int]], int]
-"""Logits (V,), place of the token, tokens before it → the token."""
 
 
 class Translation:
@@ -61,9 +58,7 @@ def cached(engine: Seq2SeqEngine, sources: Sequence[Sequence[int]], targets: Seq
     return np.concatenate([run.advance([[token] for token in column]) for column in columns], axis=1)
 
 
-def greedy(
-    engine: Seq2SeqEngine, source: Sequence[int], count: int, *, stop: bool, least: int = 0, choose: Choose | None = None
-) -> Decoded:
+def greedy(engine: Seq2SeqEngine, source: Sequence[int], count: int, *, stop: bool, least: int = 0) -> Decoded:
     """Decode `count` tokens by the engine's rules through the cache of its first way.
 
     An end token ends it early with `stop`, once `least` tokens are there.
@@ -77,7 +72,7 @@ def greedy(
     rows: list[np.ndarray] = []
     while True:
         rows.append(row)
-        tokens.append(rules.choose(row, len(tokens)) if choose is None else choose(row, len(tokens), tokens))
+        tokens.append(rules.choose(row, len(tokens)))
         if len(tokens) >= count or (stop and tokens[-1] in rules.ends and len(tokens) >= least):
             break
         row = run.advance([tokens[-1:]])[0, -1]

@@ -49,7 +49,7 @@ def script(name: str, folder: Path) -> ModuleType:
 def test_an_example_that_continues_a_text_reads_it_without_padding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[int]] = []
 
-    def generate(_: Any, tokens: list[int], count: int) -> list[int]:
+    def generate(_: Any, tokens: list[int], count: int, penalty: float) -> list[int]:
         read.append(tokens)
         return []
 

@@ -1,6 +1,6 @@
 """The engine of onnxruntime-genai folders: onnxruntime-genai itself with the folder's own tokenizer, as its users run them.
 
-Used inside workers and by `handlers.validate.generate`. onnxruntime-genai keeps cache, mask and positions to itself and pads batches on the
+Used inside workers. onnxruntime-genai keeps cache, mask and positions to itself and pads batches on the
 right, so a step is served as far as it can do it: the rows of a batch are the tokens that the mask lets through, moved to the left, and
 positions are its own. A batch goes on together by having its forced tokens chosen from logits that allow nothing else; where that
 can't be (an end token would stop a row, a padding token would be taken for padding), its rows go on one by one.

@@ -1,6 +1,6 @@
 """The engine of language models as ONNX: onnxruntime, tokenizers and numpy, nothing else, as a deployment would run them.
 
-Used inside workers and by `handlers.validate.generate`. The graph takes input_ids, attention_mask, position_ids and
+Used inside workers. The graph takes input_ids, attention_mask, position_ids and
 past_key_values.{i}.key|value, and gives logits and present.{i}.key|value; inputs that a graph lacks are not fed. One without a
 cache, of dynamic or of fixed size, is run over all tokens again at every step.
 """

@@ -1,6 +1,6 @@
 """The engines of ONNX folders that hold no language model: encoder-decoders and encoders. onnxruntime, tokenizers and numpy alone.
 
-Used inside workers and by `handlers.validate.generate`. Names are those of `handlers.graphs.graphset`'s roles. An
+Used inside workers. Names are those of `handlers.graphs.graphset`'s roles. An
 encoder-decoder's decoder is run in each way that its graphs allow; both ways feed back every present.* that a graph gives, as programs
 that don't know better do, and the cross-attention cache must keep its shape (rows, heads, source tokens, size) at every step.
 """
