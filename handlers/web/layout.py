@@ -46,11 +46,6 @@ class Made:
     """Files of weights beside it."""
 
 
-def role_of(graph: Graph) -> str | None:
-    """The name by which transformers.js asks for a graph; None where it never does."""
-    return STEMS.get(graph.role)
-
-
 def write(source: Path, graph: Graph, folder: Path, suffix: str) -> Made:
     """Write a graph of `source` into `folder`, with the weights that are in files of their own. Raises TooLargeError."""
     name = f"{STEMS[graph.role]}{suffix}.onnx"

@@ -22,6 +22,6 @@ def test_it_continues_as_pytorch_does_with_and_without_a_penalty_on_what_is_ther
         output = model.generate(**inputs, max_new_tokens=16, do_sample=False, repetition_penalty=penalty)
         expected.append(tokenizer.decode(output[0], skip_special_tokens=True) + "\n")
         words = ["import os", "--tokens", "16", "--repetition-penalty", str(penalty)]
-        done = subprocess.run([sys.executable, folder / examples.NAME, *words], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, str(folder / examples.NAME), *words], capture_output=True, text=True, check=True)
         assert done.stdout == expected[-1]
     assert expected[0] != expected[1]

@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from daemon.contract.faults.errors import Permanent
@@ -33,17 +33,25 @@ def own(top: Path, folder: Path, *, make: bool = False) -> Iterator[Path]:
     somebody else's folder on the way, OSError.
     """
     handle = opened(top, folder, make=make)
-    at = f"/proc/self/fd/{handle}"
+    at = Path(f"/proc/self/fd/{handle}")
     try:
-        yield Path(at)
-    except OSError as error:  # said by the name that people know
-        for name in ("filename", "filename2"):
-            value = getattr(error, name)
-            if isinstance(value, str) and value.startswith(at):
-                setattr(error, name, str(folder) + value.removeprefix(at))
-        raise
+        with named_by(at, folder):
+            yield at
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def named_by(at: Path, folder: Path) -> Iterator[None]:
+    """Inside, errors name what lies below the path `at` of a handle by the name of its folder, which people know."""
+    try:
+        yield
+    except OSError as error:
+        for name in ("filename", "filename2"):
+            value = getattr(error, name)
+            if isinstance(value, str) and value.startswith(str(at)):
+                setattr(error, name, str(folder) + value.removeprefix(str(at)))
+        raise
 
 
 def opened(top: Path, folder: Path, *, make: bool = False) -> int:
@@ -53,7 +61,7 @@ def opened(top: Path, folder: Path, *, make: bool = False) -> int:
         path, parts = top, folder.relative_to(top).parts
         for depth, name in enumerate(parts):
             path = path / name
-            inner = _enter(handle, name, path, make=make)
+            inner, _ = enter(handle, name, path, not_ours, make=make)
             if handle != first:
                 os.close(handle)
             handle = inner
@@ -69,16 +77,20 @@ def opened(top: Path, folder: Path, *, make: bool = False) -> int:
             os.close(first)
 
 
-def _enter(folder: int, name: str, path: Path, *, make: bool) -> int:
+def enter(folder: int, name: str, path: Path, refusal: Callable[[Path, str], Permanent], *, make: bool = False) -> tuple[int, bool]:
+    """The folder `name` in an open one, opened through no link, and whether it was made. `path`: of it, for people.
+
+    `make`: make it, durably, if it is missing. Raises OSError, and what `refusal` gives for a path and what is wrong with it.
+    """
     try:
-        return os.open(name, _FLAGS, dir_fd=folder)
+        return os.open(name, _FLAGS, dir_fd=folder), False
     except FileNotFoundError as error:
         if not make:
             error.filename = str(path)
             raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise not_ours(path, "is a link" if path.is_symlink() else "is not a folder") from None
+            raise refusal(path, "is a link" if path.is_symlink() else "is not a folder") from None
         error.filename = str(path)
         raise
     with contextlib.suppress(FileExistsError):
@@ -88,7 +100,7 @@ def _enter(folder: int, name: str, path: Path, *, make: bool) -> int:
             error.filename = str(path)
             raise
         os.fsync(folder)
-    return _enter(folder, name, path, make=False)
+    return enter(folder, name, path, refusal)[0], True
 
 
 def _is_ours(status: os.stat_result, path: Path) -> bool:

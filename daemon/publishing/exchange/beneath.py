@@ -8,18 +8,16 @@ handle also has a path, `/proc/self/fd/N`, which leads to that very folder whate
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.disk.export_layout import MANIFEST
+from daemon.contract.disk.own_folders import enter, named_by
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.publishing.access import Access
-
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -64,49 +62,20 @@ def held_below(top: Path, folder: Path, *, make: bool = False, access: Access | 
         path = top
         for name in folder.relative_to(top).parts:
             path = path / name
-            inner = _enter(handle, name, path, as_place=make, make=make, access=access)
+            inner, made = enter(handle, name, path, _in_the_way, make=make)
             os.close(handle)
             handle = inner
+            if make and _is_export(handle):  # in which nothing else is ever put
+                raise _in_the_way(path, "is another export")
+            if made and access is not None:
+                if access.group is not None:
+                    os.chown(handle, -1, access.group)
+                os.chmod(handle, access.around)
         at = Path(f"/proc/self/fd/{handle}")
-        try:
+        with named_by(at, path):
             yield Held(path, at)
-        except OSError as error:  # said by the name that people know
-            error.filename, error.filename2 = (_named(name, at, path) for name in (error.filename, error.filename2))
-            raise
     finally:
         os.close(handle)
-
-
-def _named(name: object, at: Path, path: Path) -> object:
-    return str(path) + name.removeprefix(str(at)) if isinstance(name, str) and name.startswith(str(at)) else name
-
-
-def _enter(folder: int, name: str, path: Path, *, as_place: bool, make: bool, access: Access | None) -> int:
-    """The folder `name` in an open one, open; `as_place`: it is no export, in which nothing else is ever put."""
-    try:
-        inner = os.open(name, _FLAGS, dir_fd=folder)
-    except FileNotFoundError as error:
-        if not make:
-            error.filename = str(path)
-            raise
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, dir_fd=folder)
-            os.fsync(folder)
-        inner = _enter(folder, name, path, as_place=as_place, make=False, access=access)
-        if access is not None:
-            if access.group is not None:
-                os.chown(inner, -1, access.group)
-            os.chmod(inner, access.around)
-        return inner
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise _in_the_way(path, "is a link" if path.is_symlink() else "is not a folder") from None
-        error.filename = str(path)
-        raise
-    if as_place and _is_export(inner):
-        os.close(inner)
-        raise _in_the_way(path, "is another export")
-    return inner
 
 
 def _is_export(folder: int) -> bool:

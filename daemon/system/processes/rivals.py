@@ -7,7 +7,6 @@ namespaces, and where /proc is mounted with `hidepid`, nothing is seen.
 from __future__ import annotations
 
 import os
-import pwd
 from collections import defaultdict
 
 from daemon.contract.light import dataclass
@@ -71,6 +70,8 @@ class Rivals:
 
 
 def _most(before: dict[int, ProcessInfo], now: dict[int, ProcessInfo], passed: float, starved: float) -> tuple[Rival, ...]:
+    from daemon.system.filesystems.access import user_name  # what shows a Rival has no need of it
+
     used = {
         pid: (process.seconds - (earlier.seconds if (earlier := before.get(pid)) and earlier.started == process.started else 0.0)) / passed
         for pid, process in now.items()
@@ -79,18 +80,11 @@ def _most(before: dict[int, ProcessInfo], now: dict[int, ProcessInfo], passed: f
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for pid in used.keys() - ours:
         if used[pid] > 0:
-            groups[now[pid].name, _user(now[pid].user)].append(pid)
+            groups[now[pid].name, user_name(now[pid].user)].append(pid)
     rivals = [
         Rival(name, user, max(pids, key=lambda pid: used[pid]), len(pids), round(sum(used[pid] for pid in pids), 2))
         for (name, user), pids in groups.items()
     ]  # fmt: skip
     mine = round(sum(used[pid] for pid in ours) - starved, 2)
-    rivals.append(Rival(OURS, _user(os.geteuid()), os.getpid(), len(ours), mine))
+    rivals.append(Rival(OURS, user_name(), os.getpid(), len(ours), mine))
     return tuple(sorted((rival for rival in rivals if rival.cores >= LEAST_CORES), key=lambda rival: -rival.cores)[:NAMED])
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
