@@ -65,7 +65,7 @@ _NAMES: Mapping[str, str] = {
         stablelm persimmon deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe hunyuan_v1_dense hunyuan_v1_moe smollm3 exaone4
         seed_oss apertus arcee bitnet helium ministral minimax_m2 longcat_flash diffllama doge jetmoe internlm3 nanochat
         afmoe flex_olmo vaultgemma minicpm3 youtu ctrl openai-gpt xlnet llama4_text mimo_v2_flash cwm solar_open
-        modernbert-decoder qwen2_moe granitemoeshared deepseek_v4
+        modernbert-decoder qwen2_moe granitemoeshared deepseek_v4 glm4_moe_lite kimi_linear qwen3_5_moe_text ministral3 deepseek_v32
     """,
     PAIR: """
         t5 bart marian mbart pegasus m2m_100 mt5 umt5 longt5 led blenderbot blenderbot-small plbart prophetnet bigbird_pegasus pegasus_x mvp
@@ -88,7 +88,11 @@ _MORE: Mapping[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 16, "expand": 2},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
-    "qwen3_next": _LINEAR, "qwen3_5_text": _LINEAR,
+    "qwen3_next": _LINEAR, "qwen3_5_text": _LINEAR, "qwen3_5_moe_text": {**_LINEAR, "initializer_range": 0.1},
+    "kimi_linear": {
+        **_LATENT, "q_lora_rank": None, "num_experts_per_token": 2, "linear_head_dim": 16, "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]}, "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
     "minimax": {"layer_types": ["linear_attention", "full_attention"]},
@@ -116,7 +120,14 @@ _MORE: Mapping[str, dict[str, Any]] = {
         "chunk_size": 16,
     },
     "deepseek_v2": {**_LATENT, **_GROUPS, "first_k_dense_replace": 1}, "deepseek_v3": {**_LATENT, **_GROUPS, "first_k_dense_replace": 1},
-    "longcat_flash": _LATENT, "youtu": _LATENT,
+    "deepseek_v32": {  # with few heads many scores of the index are 0, and which of them are taken is chance
+        **_LATENT, **_GROUPS, "first_k_dense_replace": 1, "index_topk": 12, "index_head_dim": 16, "index_n_heads": 32,
+    },
+    "longcat_flash": _LATENT, "youtu": _LATENT, "glm4_moe_lite": _LATENT,
+    "ministral3": {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+    }},
     "roberta": {"max_position_embeddings": 258}, "xlm-roberta": {"max_position_embeddings": 258},
     "camembert": {"max_position_embeddings": 258}, "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
 }  # fmt: skip

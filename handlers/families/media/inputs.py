@@ -129,7 +129,8 @@ class Both:
         return [self._with(pictures[place % len(pictures)], *texts[place % 3]) for place in range(max(3, len(pictures)))]
 
     def _with(self, pictures: Tensors, rows: int, tokens: int) -> Tensors:
-        """Return texts that end with the end token, the last row padded with it, beside pictures."""
+        """Return texts that end with the end token beside pictures, the last text padded with it. Of the others a token before the end is
+        hidden: whether a graph reads the mask of what is behind the end, no output shows."""
         generator = torch.Generator().manual_seed(rows * 1000 + tokens)
         ids = torch.randint(0, self.vocabulary, (rows, tokens), generator=generator)
         ids = torch.where(ids == self.end, (ids + 1) % self.vocabulary, ids)
@@ -138,6 +139,7 @@ class Both:
             mask[-1, tokens // 2 + 1 :] = 0
         ends = mask.sum(1) - 1
         ids = torch.where(torch.arange(tokens) >= ends[:, None], self.end, ids)
+        mask[: rows - 1, 1] = 0
         return {"input_ids": ids, "pixel_values": pictures["pixel_values"], "attention_mask": mask}
 
 
