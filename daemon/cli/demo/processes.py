@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -25,8 +26,10 @@ LAST_LINES = 12
 _STRIPPED = ("CKPTD_", "EXPORT_", "NOTIFY_SOCKET", "WATCHDOG_", "STATE_DIRECTORY", "RUNTIME_DIRECTORY")
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before this was asked for
+        os._exit(1)
 
 
 @dataclass
@@ -83,7 +86,7 @@ def start(name: str, arguments: list[str], logs: Path) -> Child:
     with open(lines, "wb") as out, open(log, "wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment,
-            start_new_session=True, preexec_fn=_die_with_parent,
+            start_new_session=True, preexec_fn=functools.partial(_die_with, os.getpid()),
         )  # fmt: skip
     return Child(name, process, lines, log)
 
