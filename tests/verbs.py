@@ -195,7 +195,7 @@ class _Started(subprocess.Popen[Any]):
     """A child that another process has forked for this one."""
 
     def __init__(self, pid: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
-        self.pid, self.args, self.returncode, self.text_mode = pid, (), None, True  # type: ignore[assignment]
+        self.pid, self.args, self.returncode, self.text_mode = pid, (), None, True
         self.stdin, self.stdout, self.stderr = stdin, stdout, None
         self._child_created, self._communication_started, self._input = True, False, None
         self._waitpid_lock = threading.Lock()

@@ -6,6 +6,7 @@ import builtins
 import os
 import pkgutil
 from typing import Any
+from unittest import mock
 
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import spec_of
@@ -23,6 +24,6 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             raise AssertionError(f"the process of the stage {context.stage} imports {name}")
         return plain(name, variables, local, names, level)
 
-    builtins.__import__ = checked
-    result: StageOutput = pkgutil.resolve_name(spec_of(context.stage).entry)(context, reporter)
+    with mock.patch.object(builtins, "__import__", checked):
+        result: StageOutput = pkgutil.resolve_name(spec_of(context.stage).entry)(context, reporter)
     return result
