@@ -24,6 +24,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 CORES, MEMORY = 8, 8 << 30
 START_SECONDS, INSTALL_SECONDS = 90, 600
+ANSWER = "answer of the tests' client: "
 
 
 def python_with_ray(cache: Path) -> Path:
@@ -111,11 +112,12 @@ class RaySite:
         """The value of an expression with `ray`, in a client of its own."""
         program = (
             f"import json, ray; ray.init({self.address!r}, namespace='ckptd', log_to_driver=False, logging_level='ERROR');"
-            f"print(json.dumps({expression}))"
+            f"print({ANSWER!r} + json.dumps({expression}))"
         )
         environment = {**os.environ, **self.variables}
         done = subprocess.run([self.python, "-c", program], env=environment, check=True, capture_output=True, text=True, timeout=60)
-        return json.loads(done.stdout.splitlines()[-1])
+        (answer,) = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]  # Ray says things of its own, also after that
+        return json.loads(answer.removeprefix(ANSWER))
 
     def kill(self, kind: str) -> None:
         """Kill the head or the machine, as when the power fails."""

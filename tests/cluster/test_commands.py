@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,3 +59,22 @@ def test_a_stage_of_a_toolchain_is_run_by_that_toolchains_python(bench: Bench, t
     context = order.context.model_copy(update={"toolchain": "some", "cache": str(tmp_path / "cache")})
     attempt = bench.executor.start(Order(context, order.folder, order.bounds))
     assert attempt.orders.command[0] == str(chain / "bin" / "python")  # type: ignore[attr-defined]
+
+
+def threads_of(bench: Bench, **terms: Any) -> int:
+    """What the stage of an attempt with these terms may use."""
+    bench.executor.terms = dataclasses.replace(bench.executor.terms, **terms)
+    attempt = bench.start()
+    assert outcome(attempt) == (Outcome.SUCCEEDED, None)
+    return int(json.loads((attempt.folder / "job-there.json").read_bytes())["limits"]["threads"])
+
+
+def test_a_stage_has_as_many_threads_as_the_allocation_has_cores_and_the_machine_has_for_it(bench: Bench) -> None:
+    assert threads_of(bench, prefix=("env", "SLURM_CPUS_PER_TASK=1")) == 1
+    assert threads_of(bench, prefix=("env", "SLURM_CPUS_PER_TASK=100000")) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.slow
+def test_a_stage_by_slurm_has_the_threads_of_its_allocation(slurm_bench: Bench) -> None:
+    assert threads_of(slurm_bench, cpus=1) == 1
+    assert threads_of(slurm_bench, cpus=8) == min(8, len(os.sched_getaffinity(0)))
