@@ -16,12 +16,18 @@ LATE = 90.0
 LONGEST = 24 * 3600.0
 
 
-def storm(folder: Path, seed: int, stages: int, faults: int) -> tuple[VirtualCluster, VirtualRunner]:
-    """Run `stages` to their end; `faults` of the submissions meet one."""
+def storm(
+    folder: Path, seed: int, stages: int, faults: int, outages: tuple[float, float] = (10, 600), longest: float = 60
+) -> tuple[VirtualCluster, VirtualRunner]:
+    """Run `stages` to their end; `faults` of the submissions meet one.
+
+    `outages`: of the scheduler, shortest and longest; `longest`: of the stages' work; both in seconds.
+    """
     chance = random.Random(seed)
     planned: list[str | None] = [*(chance.choice(FAULTS) for _ in range(faults)), *[None] * (stages - faults)]
     chance.shuffle(planned)
     cluster = VirtualCluster(stages // 10, planned, chance)
+    cluster.longest = longest
     runner = VirtualRunner(folder, cluster, stages, LATE)
     next_death, next_outage = chance.uniform(20, 200), chance.uniform(50, 300)
     while runner.round():
@@ -30,7 +36,7 @@ def storm(folder: Path, seed: int, stages: int, faults: int) -> tuple[VirtualClu
             runner.die_and_start_again()
             next_death = cluster.now + chance.uniform(20, 400)
         if cluster.now > next_outage:
-            cluster.down_until = cluster.now + chance.uniform(10, 600)
+            cluster.down_until = cluster.now + chance.uniform(*outages)
             next_outage = cluster.down_until + chance.uniform(50, 600)
         assert cluster.now < LONGEST, "stages are lost"
     cluster.advance(2000.0)  # machines that come back, and submissions that are late
@@ -51,6 +57,12 @@ def check(cluster: VirtualCluster, runner: VirtualRunner) -> None:
 def test_a_small_storm_loses_nothing(tmp_path: Path) -> None:
     cluster, runner = storm(tmp_path, 2, 30, 15)
     check(cluster, runner)
+
+
+def test_a_scheduler_that_is_down_for_an_hour_ends_no_attempt(tmp_path: Path) -> None:
+    cluster, runner = storm(tmp_path, 4, 30, 0, outages=(3600, 3600), longest=900)
+    check(cluster, runner)
+    assert cluster.down_until > 3600 and len(cluster.accepted) == 30, "each stage was handed in once"
 
 
 @pytest.mark.slow

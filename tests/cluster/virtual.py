@@ -53,6 +53,8 @@ class VirtualCluster:
         self.now = 0.0
         self.jobs: dict[str, Job] = {}
         self.down_until = 0.0
+        self.longest = 60.0
+        """Seconds of a stage's work."""
         self.accepted: Counter[str] = Counter()
         self.looks = 0
         self.met: Counter[str] = Counter()
@@ -150,7 +152,7 @@ class VirtualWorker:
     def __init__(self, cluster: VirtualCluster, job: Job, chance: random.Random) -> None:
         self.cluster, self.job, self.chance = cluster, job, chance
         self.alive = True
-        self.left = chance.uniform(1, 60)
+        self.left = chance.uniform(1, cluster.longest)
 
     def begin(self) -> None:
         """Claim the attempt and work, unless somebody has it."""
