@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +19,6 @@ BANNED = {"one", "found", "told", "thing", "things"}
 
 LOCATION = re.compile(r"`((?:daemon|handlers)(?:[./][A-Za-z_][A-Za-z0-9_]*)+(?:\.py)?/?)`")
 """`daemon.x.y` and `handlers/x`, as docstrings write them. What has a placeholder in capitals alone is no name of a module."""
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
 
 
 def sources() -> list[Path]:
@@ -45,9 +41,34 @@ def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+@dataclass(frozen=True)
+class Module:
+    """What is asked of a module. Its tree is not kept: with all of them in memory, each garbage collection takes a second."""
+
+    bound: list[tuple[int, str]]
+    """All that its code binds but for what it imports."""
+    names: set[str]
+    """The same with its imports."""
+    docstrings: list[str]
+    """Of the module, its classes and functions, and the texts below constants and fields."""
+
+
+@cache
+def module_at(path: Path) -> Module:
+    tree = ast.parse(path.read_text("utf-8"))
+    names, imported, texts = list(bound(tree)), set(), []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                texts.append(text)
+    return Module(names, imported | {name for _, name in names}, texts)
+
+
 def test_no_name_says_nothing() -> None:
     named = [
-        f"{path.relative_to(ROOT)}:{line} {name}" for path in sources() for line, name in bound(parsed(path)) if name.strip("_") in BANNED
+        f"{path.relative_to(ROOT)}:{line} {name}" for path in sources() for line, name in module_at(path).bound if name.strip("_") in BANNED
     ]
     assert named == []
 
@@ -63,22 +84,6 @@ def test_each_way_to_bind_a_name_is_seen(code: str) -> None:
     assert any(name.strip("_") in BANNED for _, name in bound(ast.parse(code)))
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    """The docstrings of a module, its classes and functions, and the texts below constants and fields."""
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
-
-
-def names_of(tree: ast.Module) -> set[str]:
-    """What a module binds, imports included."""
-    imported = {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
-    }  # fmt: skip
-    return imported | {name for _, name in bound(tree)}
-
-
 def leads_nowhere(location: str) -> bool:
     """Whether neither a module or package of this name exists nor, for a dotted one, a module that binds its end."""
     if "/" in location:
@@ -88,14 +93,14 @@ def leads_nowhere(location: str) -> bool:
         folder = ROOT.joinpath(*parts[:end])
         file = folder.with_suffix(".py") if folder.with_suffix(".py").is_file() else folder / "__init__.py"
         if file.is_file():
-            return not set(parts[end : end + 1]) <= names_of(parsed(file))
+            return not set(parts[end : end + 1]) <= module_at(file).names
     return True
 
 
 def test_modules_and_packages_that_docstrings_name_exist() -> None:
     wrong = Counter(
         f"{path.relative_to(ROOT)}: {location}"
-        for path in sources() for text in docstrings(path) for location in LOCATION.findall(text)
+        for path in sources() for text in module_at(path).docstrings for location in LOCATION.findall(text)
         if leads_nowhere(location)
     )  # fmt: skip
     assert sorted(wrong) == []
