@@ -6,6 +6,7 @@ Faults, reasons and warnings stay English where they are kept, and are translate
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import sys
@@ -89,7 +90,15 @@ Key = tuple[str, str]
 
 @cache
 def _sources() -> Templates:
-    return Templates(ROOT)
+    """The texts of the code, whose syntax trees stay: to look through them for garbage takes as long again as to read them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return Templates(ROOT)
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 @cache
