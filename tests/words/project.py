@@ -117,7 +117,7 @@ class Project:
 
     def returns(self, function: ast.AST) -> Iterator[ast.AST]:
         """What a function can return."""
-        for node in ast.walk(function):
+        for node in _nodes(function):
             if (
                 isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
                 and node.value is not None
@@ -185,10 +185,16 @@ def last_name(node: ast.expr) -> str:
 
 
 @cache
+def _nodes(function: ast.AST) -> list[ast.AST]:
+    """All that a function is made of: several look through it."""
+    return list(ast.walk(function))
+
+
+@cache
 def _caught(function: FUNCTION) -> Mapping[str, set[str]]:
     """Each name by which a function catches errors, with their classes."""
     classes: dict[str, set[str]] = defaultdict(set)
-    for node in ast.walk(function):
+    for node in _nodes(function):
         if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             classes[node.name].update(map(last_name, kinds))
@@ -199,7 +205,7 @@ def _caught(function: FUNCTION) -> Mapping[str, set[str]]:
 def _local(function: FUNCTION) -> Mapping[str, list[ast.expr]]:
     """Each plain name of a function with what it is given there."""
     values: dict[str, list[ast.expr]] = defaultdict(list)
-    for node in ast.walk(function):
+    for node in _nodes(function):
         for target, value in given(node) if isinstance(node, GIVING) else ():
             if isinstance(target, ast.Name):
                 values[target.id].append(value)

@@ -1,11 +1,13 @@
 """Recorded sentences are joined as the code joins them, with values of any kind in them: in Chinese every value stands in its clause.
 
-A world of random clauses is made of the catalogue's templates. What is shown must be one of a few texts: each clause either in Chinese,
-with its values as they are in the places of the translation, or, where nobody could say where a value ends, in English as a whole.
+A world of random clauses is made of the catalogue's templates, drawn so that a sentence more or less changes only the worlds that it is in.
+What is shown must be one of a few texts: each clause either in Chinese, with its values as they are in the places of the translation, or,
+where nobody could say where a value ends, in English as a whole.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 import re
@@ -22,7 +24,7 @@ from daemon.contract.language.recorded import translated_text
 from daemon.contract.language.templates import Template, templates
 from tests.words.recorded import translations
 
-WORLDS = int(__import__("os").environ.get("W", "400"))
+WORLDS = 400
 """Texts of each test."""
 MOST = 200
 """Characters of a template: sentences of several longer ones are cut where they are shown."""
@@ -30,8 +32,8 @@ FEW = 5
 """Texts with such values that nobody could read."""
 KNOWN = {text: chinese for (place, text), chinese in translations().items() if not place}
 GLUED = re.compile(r"\w\{|\}\w|\}\{")
-TEMPLATES = [
-    template
+TEMPLATES = {
+    template.english: template
     for several in (*templates().by_word.values(), templates().others)
     for template in several
     if template.names and template.english in KNOWN and template.english[:1] not in " ,;(." and not template.is_weak()
@@ -40,16 +42,25 @@ TEMPLATES = [
     and "Fix: " not in template.english
     and len(template.english) < MOST
     and template.english[-1:] not in ".:,( "
-]
-PLAIN = [
+}
+Circle = list[tuple[float, str]]
+
+
+def circle(texts: Iterable[str]) -> Circle:
+    """Texts, each at a place from 0 to 1 that follows from it alone."""
+    return sorted((random.Random(text).random(), text) for text in texts)
+
+
+ENGLISH = circle(TEMPLATES)
+PLAIN = circle(
     text
     for text in KNOWN
     if "{" not in text and re.search(r"^[a-z].*[a-z]$", text) and text.count(" ") > 3 and not re.search("[;:] ", text)
-]
+)
 BENIGN = ("/data/runs/checkpoint-5", "3", "1,234", "model.safetensors", "q_proj.weight", "0.25", '"a"')
 HOSTILE = (
     "/data/my runs/第 3 次 (copy)/checkpoint-5", "/mnt/a; b/c", "/mnt/x, y and z", "失败；原因：未知，（见下）。", "{name} {{0}} %s 50 %",
-    "2.5 GiB", "v1.0. beta", quoted('a "name"; with: quotes. And all'), "No such file or directory", "RuntimeError: shape; expected 3",
+    "2.5 GiB", "v1.0. beta", quoted('a "name"; with: quotes. And all'), "Bad magic in super-block", "RuntimeError: shape; expected 3",
 )  # fmt: skip
 """Values that have marks and words in them, and no sentence of the catalogue behind a mark."""
 OPERATIONS = ("export", "merge the adapter", "read the texts of {}", "keep the output of {}", "make the folders of stage {}")
@@ -63,6 +74,11 @@ class Said(NamedTuple):
     chinese: str
 
 
+def drawn(world: random.Random, texts: Circle) -> str:
+    """The text behind a place that is drawn: one text more or less changes only the draws that meet it."""
+    return texts[bisect.bisect(texts, (world.random(), "")) % len(texts)][1]
+
+
 def value(world: random.Random, *, hostile: bool, first: bool) -> str:
     """What stands in a place. What a clause begins with, or what stands before a colon, has no marks and is no sentence, unless it is
     quoted: nobody could read it otherwise.
@@ -70,30 +86,33 @@ def value(world: random.Random, *, hostile: bool, first: bool) -> str:
     if not hostile:
         return world.choice(BENIGN)
     if first:
-        return world.choice((HOSTILE[0], quoted(HOSTILE[1]), quoted(f"x; {world.choice(PLAIN)}: y"), "失败；原因（见下）。", *BENIGN))
-    sentence = world.choice(PLAIN)
-    return world.choice((*HOSTILE, *BENIGN, sentence, quoted(f"x; {sentence}: {world.choice(PLAIN)}"), f"/mnt/{sentence}/x"))
+        return world.choice((HOSTILE[0], quoted(HOSTILE[1]), quoted(f"x; {drawn(world, PLAIN)}: y"), "失败；原因（见下）。", *BENIGN))
+    sentence = drawn(world, PLAIN)
+    return world.choice((*HOSTILE, *BENIGN, quoted(f"x; {sentence}: {drawn(world, PLAIN)}"), f"/mnt/{sentence}/x"))
 
 
 def clause(world: random.Random, *, hostile: bool, deep: bool = True) -> Said:
     """A sentence of the catalogue with values."""
     if world.random() < 0.2:
-        text = world.choice(PLAIN)
+        text = drawn(world, PLAIN)
         return Said(text, frozenset({text, KNOWN[text]}), KNOWN[text])
-    template = world.choice(TEMPLATES)
+    template = TEMPLATES[drawn(world, ENGLISH)]
     values: dict[str, Said] = {}
     for place, name in enumerate(template.names):
-        if deep and name in template.sentences and world.random() < 0.7:
+        if deep and name in template.sentences and not is_subject(template, place) and world.random() < 0.7:
             values[name] = clause(world, hostile=hostile, deep=False)
         else:
             text = value(world, hostile=hostile, first=first(template, place))
-            values[name] = Said(
-                text, frozenset({text, KNOWN.get(text, text)} if name in template.sentences else {text}), KNOWN.get(text, text)
-            )
+            values[name] = Said(text, frozenset({text}), text)
     english = filled(template, [values[name].english for name in template.names])
     shown = {english} | {translation(template, dict(zip(values, forms, strict=True)))
                          for forms in itertools.product(*(said.shown for said in values.values()))}  # fmt: skip
     return Said(english, frozenset(shown), translation(template, {name: said.chinese for name, said in values.items()}))
+
+
+def is_subject(template: Template, place: int) -> bool:
+    """Whether a clause begins with a value and goes on in words: a sentence there would be one with them."""
+    return not place and not template.literals[0] and template.literals[1][:1] not in (":", ";", ",", ".")
 
 
 def first(template: Template, place: int) -> bool:
@@ -178,3 +197,19 @@ def test_joined_sentences_with_plain_values_are_wholly_in_chinese(make: Make) ->
     wrong, english = wrong_and_english(make, hostile=False)
     assert wrong == {}
     assert english < WORLDS / 12
+
+
+@pytest.mark.parametrize(
+    ("before", "said"), [("", ""), ("cluster.python: ", "cluster.python："), ("it is a file; ", f"{KNOWN['it is a file']}；")]
+)
+def test_every_template_is_read_as_itself_alone_behind_a_name_and_behind_a_sentence(before: str, said: str) -> None:
+    """Two templates that make the same text, or of which one takes what stands before the other for its value, are said alike."""
+    wrong = {}
+    with use_language("zh_CN"):
+        for template in TEMPLATES.values():
+            values = [f"x{number}" for number in range(len(template.names))]
+            text = before + filled(template, values)
+            shown = translated_text(text)
+            if bare(shown) != bare(said + translation(template, dict(zip(template.names, values, strict=True)))):
+                wrong[text] = shown
+    assert wrong == {}, "word them apart, or translate them alike"

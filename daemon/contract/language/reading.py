@@ -23,6 +23,10 @@ _MOST_TEMPLATES = 6
 """Templates that are tried for a clause."""
 _ODD = 100
 """Characters that a clause counts as whose first value has marks or words in it."""
+_SEVERAL, _NAMED = 1, 6
+"""What a value counts as too that is read as several sentences, and for each colon in one that is not read: what sentences one after the
+other, or behind a name, make as well is that.
+"""
 _ENDING = 8
 """Characters of an English plural, which Chinese leaves out: more is no plural."""
 _AMOUNT = re.compile(r"[\d.,]+ \w+")
@@ -125,9 +129,8 @@ class Work:
 
     def _is_odd(self, template: Template, first: str, depth: int) -> bool:
         """Whether a value that a clause begins with has marks or words in it, and is not read as a sentence that may stand there."""
-        if template.names[0] in template.sentences:
-            return has_joint(first) and self._value(template, template.names[0], first, depth) is None
-        return has_joint(first) or bool(_WORDS.match(first))
+        is_odd = has_joint(first + template.literals[1][:1]) or bool(_WORDS.match(first))
+        return is_odd and (template.names[0] not in template.sentences or self._value(template, template.names[0], first, depth) is None)
 
     def _cut(self, template: Template, values: tuple[str, ...], depth: int) -> Reading:
         """Values without anything between them are one text, in the place of the last."""
@@ -139,7 +142,7 @@ class Work:
                 continue
             reading = inner[name] = self._value(template, name, run, depth, speaks=speaks)
             by_name[name] = run
-            unread += reading.unread if reading else len(run)
+            unread += reading.unread + _SEVERAL * has_joint(run) if reading else len(run) + _NAMED * len(joints_of(run, ": "))
             run, speaks = "", False
         said = ""
         for literal, placeholder in template.chinese:
