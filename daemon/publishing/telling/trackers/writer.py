@@ -151,8 +151,8 @@ def _withdraw(client: Any, order: dict[str, Any]) -> None:
 
 
 def _versions(client: Any, order: dict[str, Any], tag: str, value: str) -> list[Any]:
-    found = client.search_model_versions(f"tags.`{tag}`='{value}'")
-    return [version for version in found if version.name == _model(order)]
+    versions = client.search_model_versions(f"tags.`{tag}`='{value}'")
+    return [version for version in versions if version.name == _model(order)]
 
 
 def _holder(client: Any, order: dict[str, Any]) -> Any:
@@ -167,7 +167,7 @@ def _model(order: dict[str, Any]) -> str:
 
 def _folder(order: dict[str, Any]) -> str:
     """What a version of the model stands for."""
-    return os.path.join(order["export"]["folder"], order["variant"]).rstrip("/")
+    return str(os.path.join(order["export"]["folder"], order["variant"])).rstrip("/")
 
 
 def _verdict(order: dict[str, Any]) -> str:
