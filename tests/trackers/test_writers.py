@@ -20,6 +20,7 @@ from daemon.operating.diagnosis.doctor import examine
 from daemon.publishing.telling.sender import Sender
 from daemon.publishing.telling.trackers import delivery, writer
 from tests.notify.conftest import Notify, deliver
+from tests.notify.http_receivers import WAIT
 from tests.trackers.conftest import Exports
 
 
@@ -100,6 +101,19 @@ def test_a_killed_writer_leaves_no_folder(exports: Exports, notifier_of: Notify,
     deliver(notifier)
     scratch = Path((tmp_path / "where").read_text().strip()).parent
     assert exports.waiting()[0][0] == "pending" and not scratch.exists() and scratch.parent.is_dir()
+
+
+def test_a_writer_that_is_ended_with_the_sending_process_leaves_no_folder(
+    interpreter: Callable[[str], str], own_sending: Sender, tmp_path: Path
+) -> None:
+    waiting = interpreter(f'[ "$2" = look ] && exit 0; echo $TMPDIR > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/where; sleep 600\n')
+    own_sending.begin(settings(python=waiting, tensorboard=f"{tmp_path}/events").receivers[0], Message(1, "", "info", "test", "body", 0.0))
+    end = time.monotonic() + WAIT
+    while not (tmp_path / "where").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    own_sending.end()
+    assert not Path((tmp_path / "where").read_text().strip()).exists()
 
 
 @pytest.mark.parametrize(("text", "said"), [
