@@ -27,6 +27,7 @@ from daemon.config.receivers import (
     read_key,
     read_one,
     read_secret,
+    store_folder_of,
 )
 from daemon.config.receivers import read as read_urls
 from daemon.config.section import OptionalPath, Section, refusal
@@ -39,6 +40,13 @@ EVENTS: tuple[Event, ...] = get_args(Event)
 USUAL: tuple[Event, ...] = ("succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered")
 URGENT: tuple[Event, ...] = ("disk_low", "daemon_unwell")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ONLY_OF: tuple[tuple[set[str], set[Kind], LiteralString], ...] = (
+    ({"experiment", "model", "alias", "variant"}, {"mlflow"}, "experiment, model, alias and variant are for mlflow alone"),
+    ({"offline", "folder"}, {"wandb"}, "offline and folder are for wandb alone"),
+    ({"key_file"}, {"mlflow", "wandb"}, "key_file is for mlflow and wandb alone"),
+    ({"python"}, {*TRACKERS}, "python is for tensorboard, mlflow and wandb alone"),
+)
+"""Keys, the kinds that have them, and what is said where others do."""
 _ONE_OF = ("url", "url_file", "webhook", "command", "heartbeat", *TRACKERS)
 
 Named = Annotated[Event, BeforeValidator(lambda name: OLDER_NAMES.get(name, name) if isinstance(name, str) else name)]
@@ -109,16 +117,34 @@ class TargetSettings(Section):
         return self
 
     def _check_tracker(self) -> None:
-        if self.kind in TRACKERS and self.quiet:
+        given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        for keys, kinds, sentence in _ONLY_OF:
+            if given & keys and self.kind not in kinds:
+                raise refusal(sentence)
+        if self.kind not in TRACKERS:
+            return
+        if self.quiet:
             raise refusal("a tracker has no quiet hours: it gets figures, and no messages")
-        if (self.alias or self.variant) and not self.model:
-            raise refusal("alias and variant are of a registered model's versions: name it with model")
+        if not ENDS & {*self.on}:
+            raise refusal("a tracker gets something of succeeded, partial, failed and rejected alone: name one of them in on")
         if self.offline and self.folder is None:
             raise refusal("offline needs a folder, where the files for `wandb sync` are written")
-        if self.mlflow is not None and not re.match(r"/|[a-z][a-z0-9+-]*:", self.mlflow.get_secret_value()):
-            raise refusal("mlflow is the URI of a tracking server or store, or an absolute path")
-        if self.mlflow is not None and self.key_file and not _is_safe(self.mlflow):
+        if self.mlflow is not None:
+            self._check_mlflow(self.mlflow)
+
+    def _check_mlflow(self, uri: SecretUrl) -> None:
+        if (self.alias or self.variant) and not self.model:
+            raise refusal("alias and variant are of a registered model's versions: name it with model")
+        if not re.match(r"/|https?://|sqlite:////|file:/", uri.get_secret_value()):
+            raise refusal("mlflow is the URI of a tracking server (https://), a store (sqlite:////PATH), or an absolute path")
+        if self.key_file and not _is_safe(uri):
             raise refusal("key_file goes to https:// addresses; http:// is for 127.0.0.1, localhost and [::1] alone")
+        if not self.experiment.strip():
+            raise refusal("experiment is empty: MLflow's experiments have names")
+        if re.search("[/:]", self.model):
+            raise refusal("model has no / and no : in MLflow; {run} may have them, and they become -")
+        if not re.fullmatch(r"[\w-]{0,255}", self.alias) or re.fullmatch(r"latest|v\d+", self.alias, re.IGNORECASE):
+            raise refusal("alias is of letters, digits, _ and -, and not latest or v and a number, which mean something else to MLflow")
 
     @property
     def kind(self) -> Kind:
@@ -169,7 +195,8 @@ class TargetSettings(Section):
     @property
     def folders(self) -> tuple[Path, ...]:
         """Where the daemon writes for it."""
-        return tuple(folder for folder in (self.tensorboard, self.folder if self.wandb else None) if folder is not None)
+        uri = self.mlflow.get_secret_value() if self.mlflow is not None else ""
+        return tuple(folder for folder in (self.tensorboard, self.folder, store_folder_of(uri)) if folder is not None)
 
 
 def _is_safe(url: SecretUrl) -> bool:

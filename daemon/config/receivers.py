@@ -27,11 +27,11 @@ SIGNING = "whsec_"
 LEAST_SECRET, MOST_SECRET = 24, 64
 """Bytes of such a secret."""
 Event = Literal["found", "succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered", "digest"]
-TRACKERS = ("tensorboard", "mlflow", "wandb")
+Kind = Literal["url", "webhook", "command", "heartbeat", "tensorboard", "mlflow", "wandb"]
+TRACKERS: tuple[Kind, ...] = ("tensorboard", "mlflow", "wandb")
 """The kinds that get an export's figures and no messages."""
 ENDS = frozenset({"succeeded", "partial", "failed", "rejected"})
 """The events that they get something of."""
-Kind = Literal["url", "webhook", "command", "heartbeat", "tensorboard", "mlflow", "wandb"]
 _URL = re.compile(r"[A-Za-z0-9+.-]{1,32}://.+")
 """What every URL of a service looks like to Apprise; whether there is such a service, only Apprise knows (`ckptd check`)."""
 
@@ -84,6 +84,19 @@ class Receiver:
     """Hours of the day in which it gets nothing else than `urgent`: "22:00-07:00"."""
     urgent: frozenset[str] = frozenset()
     tracker: Tracker | None = None
+
+
+def database_of(uri: str) -> Path | None:
+    """The database of a store of MLflow; None where it has none, or is a server's."""
+    path = re.match(r"sqlite:///(/[^?]+)", uri)
+    return Path(path[1]) if path else None
+
+
+def store_folder_of(uri: str) -> Path | None:
+    """The folder in which MLflow writes without a server; None where there is one."""
+    path = re.match(r"(?:file:(?://)?)?(/.*)", uri)
+    database = database_of(uri)
+    return database.parent if database else Path(path[1]) if path else None
 
 
 def place_of(key: str, number: int, url: SecretUrl) -> str:

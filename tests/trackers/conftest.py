@@ -112,12 +112,15 @@ class Exports:
     folder: Path
     journal: Journal
 
-    def ends(self, step: int, state: str = "succeeded", *, run: str = "llama", rejected: tuple[str, ...] = (), report: bool = True) -> str:
+    def ends(
+        self, step: int, state: str = "succeeded", *, run: str = "llama", rejected: tuple[str, ...] = (), report: bool = True,
+        root: str = "/runs", job: str = "",
+    ) -> str:  # fmt: skip
         """An export is published, and its message entered; gives the job."""
-        target, job = self.folder / run / f"step-{step}", f"{run}-{step}-0123"
+        target, job = self.folder / (run if root == "/runs" else f"{run}~2") / f"step-{step}", job or f"{run}-{step}-0123"
         target.mkdir(parents=True, exist_ok=True)
         if report:
-            self.write_report(target, job, run, step, state, rejected)
+            self.write_report(target, job, run, step, state, rejected, root)
         about: dict[str, Any] = {
             "events": [state], "run": run, "step": step, "verdict": f"{state}: as it was", "rejected": [*rejected], "target": str(target),
         }  # fmt: skip
@@ -126,7 +129,7 @@ class Exports:
         return job
 
     @staticmethod
-    def write_report(target: Path, job: str, run: str, step: int, state: str, rejected: tuple[str, ...] = ()) -> None:
+    def write_report(target: Path, job: str, run: str, step: int, state: str, rejected: tuple[str, ...] = (), root: str = "/runs") -> None:
         """The files that lie beside the artifacts."""
         rows = [
             {"variant": variant, "verdict": "failed" if variant in rejected else "passed", "published": variant not in rejected,
@@ -135,7 +138,7 @@ class Exports:
         ]  # fmt: skip
         report = {
             "export_id": job, "status": state, "finished": f"2026-03-01T12:{step % 60:02d}:00+00:00", "artifacts": rows,
-            "checkpoint": {"step": step, "run": run, "root": "/runs", "path": f"/runs/{run}/checkpoint-{step}"},
+            "checkpoint": {"step": step, "run": run, "root": root, "path": f"{root}/{run}/checkpoint-{step}"},
         }  # fmt: skip
         (target / "report.json").write_text(json.dumps(report))
         (target / "report.html").write_text("<p>report</p>")

@@ -162,7 +162,7 @@ def test_wandb_gets_a_run_for_each_export_as_files_once(
 
 @pytest.mark.parametrize("table", [
     {"mlflow": "http://127.0.0.1:1/S3CRETplace", "model": "m"}, {"mlflow": "http://someone:S3CRETword@127.0.0.1:1"},
-    {"mlflow": "nonsense://S3CRET/x"}, {"wandb": "p"},
+    {"wandb": "p"},
 ])  # fmt: skip
 def test_a_wrong_address_or_key_is_said_in_a_sentence_without_it(
     library: Path, tmp_path: Path, table: dict[str, Any], exports: Exports, notifier_of: Notify, monkeypatch: pytest.MonkeyPatch
@@ -170,7 +170,7 @@ def test_a_wrong_address_or_key_is_said_in_a_sentence_without_it(
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
     key = tmp_path / "key"
     key.write_text("S3CRET" * 7 + "\n")
-    notifier = notifier_of(settings(library, **{**table, **({"key_file": str(key)} if "nonsense" not in str(table) else {})}))
+    notifier = notifier_of(settings(library, **{**table, "key_file": str(key)}))
     exports.ends(4)
     deliver(notifier)
     ((state, _, error),) = exports.waiting()
@@ -194,3 +194,42 @@ def test_a_daemon_writes_what_the_report_of_a_real_export_says(
     assert seen["ckptd/passed"][::2] == [4, 1.0]
     for name in ("kl", "agreement", "perplexity_ratio"):
         assert seen[f"ckptd/{name}"][2] == pytest.approx(row["figures"][name], rel=1e-6)
+
+
+def test_the_alias_never_names_files_that_did_not_pass(
+    library: Path, tmp_path: Path, exports: Exports, notifier_of: Notify, again: Again
+) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    notifier = notifier_of(settings(library, mlflow=store, model="{run}", alias="champion"))
+    exports.ends(4)
+    deliver(notifier)
+    assert read(library, "mlflow", store, "llama")["aliases"] == {"champion": 1}
+    exports.ends(4, "partial", rejected=("onnx-int8",), job="llama-4-again")
+    deliver(notifier)
+    again()
+    deliver(notifier)
+    seen = read(library, "mlflow", store, "llama")
+    assert seen["aliases"] == {} and seen["versions"][0]["tags"]["ckptd.replaced_by"] == "llama-4-again"
+    exports.ends(6)
+    deliver(notifier)
+    assert read(library, "mlflow", store, "llama")["aliases"] == {"champion": 3}
+
+
+def test_the_alias_stays_at_what_another_root_or_a_person_chose(
+    library: Path, tmp_path: Path, exports: Exports, notifier_of: Notify
+) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    notifier = notifier_of(settings(library, mlflow=store, model="{run}", alias="champion"))
+    exports.ends(4)
+    deliver(notifier)
+    exports.ends(2, root="/elsewhere", job="llama-2-elsewhere")
+    exports.ends(8, root="/elsewhere", job="llama-8-elsewhere")
+    deliver(notifier)
+    seen = read(library, "mlflow", store, "llama")
+    assert seen["aliases"] == {"champion": 1} and "of the same name" in seen["versions"][2]["tags"]["ckptd.alias_not_moved"]
+    by_hand = "c.create_model_version('llama', '/by/hand'); c.set_registered_model_alias('llama', 'champion', 4)"
+    subprocess.run([library, "-c", f"import sys, mlflow; c = mlflow.MlflowClient(sys.argv[1]); {by_hand}", store], check=True)
+    exports.ends(10)
+    deliver(notifier)
+    seen = read(library, "mlflow", store, "llama")
+    assert seen["aliases"] == {"champion": 4} and "was not made by ckptd" in seen["versions"][4]["tags"]["ckptd.alias_not_moved"]

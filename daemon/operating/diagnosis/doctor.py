@@ -28,6 +28,7 @@ from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.owners import taken_runs
 from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
+from daemon.operating.diagnosis.trackers import doubts_of_trackers, problems_of_trackers
 from daemon.operating.disk_advice import advice
 from daemon.operating.disk_watch import places_of
 from daemon.operating.monitoring.live import read_live
@@ -378,6 +379,8 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         f"{receiver.place}: {fault}; correct it, or leave it out (the other services are still notified)"
         for receiver in settings.notify.receivers if (fault := fault_of_receiver(receiver))
     ]  # fmt: skip
+    problems += problems_of_trackers(settings)
+    warnings += doubts_of_trackers(settings)
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))
     threads = settings.limits.effective_threads

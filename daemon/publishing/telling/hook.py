@@ -52,12 +52,21 @@ def run(
         _open.discard(id)
 
 
+def environment() -> dict[str, str]:
+    """What a command inherits."""
+    return {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
+
+
+def too_long(limit: float) -> str:
+    """What is said of a command whose time was over."""
+    return f"the command did not end within {limit:g} s, and was ended"
+
+
 def _run(command: Sequence[str], limit: float, id: str, event: str, text: str, more: Mapping[str, str], said: IO[Any] | int) -> Outcome:
-    environment = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.DEVNULL, cwd="/", process_group=0,
-            env={**environment, **more, MARK: id, "CKPTD_EVENT": event}, preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
+            env={**environment(), **more, MARK: id, "CKPTD_EVENT": event}, preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
         )  # fmt: skip
     except OSError as error:
         return Outcome(f"the command could not be started: {error.strerror}")
@@ -67,7 +76,7 @@ def _run(command: Sequence[str], limit: float, id: str, event: str, text: str, m
         _signal(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-        return Outcome(f"the command did not end within {limit:g} s, and was ended")
+        return Outcome(too_long(limit))
     finally:
         _end_all(process, id)
     if process.returncode == 0:

@@ -27,6 +27,7 @@ from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.content import payload
 from daemon.publishing.telling.outcome import LIMIT_SECONDS, Attempt, Outcome
+from daemon.system.filesystems.private import inherited_umask
 
 IDLE_SECONDS = 30.0
 """The process waits so long for another message."""
@@ -65,7 +66,7 @@ class Sender:
                 assert receiver.tracker is not None
                 secret = receiver.secret.get_secret_value() if receiver.secret else ""
                 order = {"url": url, "secret": secret, "tracker": asdict(receiver.tracker), **about, "payload": payload(message)}
-                return self._begin({"how": receiver.kind, **order})
+                return self._begin({"how": receiver.kind, "umask": inherited_umask(), **order})
         return self._begin({"how": "url", "url": url, "kind": message.kind, "title": message.title, "body": message.body})
 
     def beat(self, receiver: Receiver) -> Attempt:
@@ -160,9 +161,10 @@ class _Process:
                 self._read += part
         *lines, self._read = self._read.split(b"\n")
         for line in lines:
-            answer = json.loads(line)
-            if (delivery := self.open.pop(answer.pop("id"), None)) is not None:
-                delivery.outcome = Outcome(**answer)
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not ours: a library's
+                answer = json.loads(line)
+                if (delivery := self.open.pop(answer.pop("id"), None)) is not None:
+                    delivery.outcome = Outcome(**answer)
         if self.has_ended():
             self.lose(f"the sending process ended with {self._child.returncode}")
 

@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -172,7 +171,10 @@ def deliver(order: dict[str, Any]) -> Outcome:
 
 def main() -> None:
     """Do what the lines of standard input say, each in a thread; tell how that ended on standard output. Ends with its input."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # services' libraries may print
+    orders, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")  # which no child has
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
     writing, threads = threading.Lock(), list[threading.Thread]()
     hook.adopt_orphans()
     on_signals((signal.SIGTERM,), _end)
@@ -186,7 +188,7 @@ def main() -> None:
             answers.write(json.dumps({"id": order["id"], **asdict(outcome)}) + "\n")
             answers.flush()
 
-    for line in sys.stdin:
+    for line in orders:
         threads = [thread for thread in threads if thread.is_alive()]
         threads.append(threading.Thread(target=obey, args=(json.loads(line),), daemon=True))
         threads[-1].start()
@@ -198,6 +200,7 @@ def main() -> None:
 def _end() -> None:
     """The daemon stops."""
     hook.end_all()
+    delivery.clear()
     os.killpg(0, signal.SIGKILL)
 
 

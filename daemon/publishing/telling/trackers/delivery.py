@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from daemon.config.places.export_names import safe_run
-from daemon.config.receivers import Tracker
+from daemon.config.receivers import Tracker, database_of, store_folder_of
 from daemon.contract.disk.files import read_bounded
 from daemon.contract.faults.advice import quoted
 from daemon.contract.jobs.messages import Verdict
@@ -28,6 +29,7 @@ from daemon.contract.values import number_at, text_at
 from daemon.publishing.run_figures import MOST_BYTES, REPORT
 from daemon.publishing.telling import hook
 from daemon.publishing.telling.outcome import Outcome, without_secrets
+from daemon.publishing.telling.trackers import stores
 
 WRITER = Path(__file__).with_name("writer.py")
 LACKING = 3
@@ -44,12 +46,23 @@ SCORES = ("accuracy", "macro_f1", "exact_match", "chrf")
 """What a tracker gets of a report's `figures` and of the `scores` in them."""
 _ENVIRONMENT = re.compile(r"(MLFLOW|WANDB)_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|((https?|all|no)_proxy)", re.IGNORECASE)
 """What a writer inherits beside what commands do."""
+_HARMLESS = re.compile(
+    r"TMPDIR|SSL_CERT_\w+|\w+_CA_BUNDLE|no_proxy|MLFLOW_HTTP_\w+|WANDB_(MODE|DIR|ENTITY|PROJECT|\w+_DIR)", re.IGNORECASE
+)  # fmt: skip
+"""What of that is no secret by its name; all else is taken for one."""
+LEAST_SECRET = 8
+"""Characters."""
+_scratch: set[str] = set()
+"""Folders of writers that run."""
 
 
 def fault_of(kind: str, tracker: Tracker) -> str | None:
     """Why nothing can be written with this interpreter, as a clause; None where its library is there, or nothing can be said now."""
     try:
-        looked = subprocess.run([tracker.python, str(WRITER), "look", kind], cwd="/", stderr=subprocess.DEVNULL, timeout=8)
+        looked = subprocess.run(
+            [tracker.python, str(WRITER), "look", kind], cwd="/", env=hook.environment(), stdin=subprocess.DEVNULL, timeout=8,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     if looked.returncode != LACKING:
@@ -72,19 +85,47 @@ def write(kind: str, order: Mapping[str, Any]) -> Outcome:
         return Outcome(None)  # nothing was published, or made that a report could tell of
     if (fault := fault_of(kind, tracker)) is not None:
         return Outcome(fault)
-    with tempfile.TemporaryFile() as said:
-        text = json.dumps({"url": order["url"], **asdict(tracker), "export": export})
+    database = database_of(order["url"])
+    if export is None and (folder := tracker.folder or store_folder_of(order["url"])):
+        fault = stores.fault_of_folder(Path(folder)) or (stores.fault_of_database(database) if database else None)
+        if fault is not None or kind == "mlflow":  # which would make the store
+            return Outcome(fault)
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as scratch:
+        text = json.dumps(
+            {
+                "url": order["url"],
+                "umask": order["umask"],
+                "beside": str(database.with_name("mlruns")) if database else "",
+                **asdict(tracker),
+                "export": export,
+            }
+        )
         environment = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
         environment |= {KEYS[kind]: order["secret"]} if order["secret"] else {}
+        environment["TMPDIR"] = scratch
+        _scratch.add(scratch)
         ended = hook.run((tracker.python, str(WRITER), kind), LIMIT_SECONDS, order["key"], order["kind"], text, environment, said)
         said.seek(0)
         answer = said.read().decode(errors="replace").strip()
-    secrets = " ".join(filter(None, (order["url"], order["secret"], *(value for name, value in environment.items() if _is_secret(name)))))
-    return Outcome(without_secrets(answer, secrets) or ended.error)
+    _scratch.discard(scratch)
+    if ended.error == hook.too_long(LIMIT_SECONDS):
+        return Outcome(f"the tracker did not answer within {LIMIT_SECONDS:g} s")
+    secrets = (order["url"], order["secret"], *(value for name, value in environment.items() if not _HARMLESS.fullmatch(name)))
+    return Outcome(masked(answer, secrets) or ended.error, rejected=ended.rejected)
 
 
-def _is_secret(name: str) -> bool:
-    return name.endswith(("_KEY", "_TOKEN", "_PASSWORD", "_KEY_ID"))
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """`text` without these, where they are long enough to be secrets, and without the parts of addresses among them."""
+    for secret in sorted((secret for secret in secrets if "://" not in secret), key=len, reverse=True):
+        text = text.replace(secret, "…") if len(secret) >= LEAST_SECRET else text
+    addresses = " ".join(re.sub(r"\b[a-z][a-z0-9+.-]*://", "", secret, flags=re.IGNORECASE) for secret in secrets if "://" in secret)
+    return without_secrets(text, "all://" + addresses)
+
+
+def clear() -> None:
+    """Remove what writers that are being ended had for a while."""
+    for folder in list(_scratch):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def export_of(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """`python writer.py tensorboard | mlflow | wandb`: writes one export, given as JSON on standard input, with the library's own writer.
 
 `delivery.py` starts it by its path, with an interpreter that has the library; so it imports that and the standard library alone. Without an
-export it looks whether it could write; `look LIBRARY` whether that is there (3: it isn't). Exit code 0: done; else what it prints says why
-not. A second run with the same export leaves what one would.
+export it asks the server whether it could write, and makes nothing; `look LIBRARY` whether that is there (3: it isn't). Exit code 0: done;
+65: the tracker refuses this export, and would each time; else what it prints says why not. A second run with the same export leaves what
+one would.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ import tempfile
 from json import load
 from typing import Any
 
-LACKING = 3
+LACKING, REFUSED = 3, 65
+TEMPORARY = (401, 403, 404, 407, 408, 425, 429)
+"""Of a server's answers 4xx those that say nothing against an export."""
+ALONE = {
+    "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "WANDB_ERROR_REPORTING": "false", "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
+}  # fmt: skip
+"""So that a library speaks to nobody but the server that was configured."""
+_STATUS = re.compile(
+    r"\b(?:too.many|error.code|returned.error|HTTP|status(?:.code)?:?).([345]\d\d)\b|\b([345]\d\d).(?:Client|Server).Error"
+)  # fmt: skip
+_CLOSED = re.compile(r"\b(401|403|unauthori[sz]ed|permission.denied|API.key)\b", re.IGNORECASE)
+_TOO_LARGE = re.compile("too.large.to.convert|out.of.range")
 
 
 def tensorboard(order: dict[str, Any]) -> None:
@@ -27,13 +39,11 @@ def tensorboard(order: dict[str, Any]) -> None:
     """
     from tensorboard.summary import Writer
 
-    os.makedirs(order["folder"], exist_ok=True)
-    export = order["export"]
-    if export is None:
-        tempfile.TemporaryFile(dir=order["folder"]).close()
+    if (export := order["export"]) is None:
         return
+    place = _place(order["folder"], export)
     for variant, figures in export["figures"].items():
-        folder = os.path.join(order["folder"], export["place"], variant)
+        folder = os.path.join(place, variant)
         os.makedirs(folder, exist_ok=True)
         name = f"events.out.tfevents.{export['step']:010d}.ckptd.{export['key']}"
         with tempfile.TemporaryDirectory() as scratch:
@@ -49,6 +59,19 @@ def tensorboard(order: dict[str, Any]) -> None:
             os.replace(beside, os.path.join(folder, name))
 
 
+def _place(folder: str, export: dict[str, Any]) -> str:
+    """The folder of a training run; where runs of several roots have the same name, all but the first one's have a mark."""
+    for name in (export["place"], f"{export['place']}~{export['run_key'][:6]}"):
+        place = os.path.join(folder, name)
+        os.makedirs(place, exist_ok=True)
+        with open(os.path.join(place, ".ckptd-run"), "a+", encoding="utf-8") as mark:
+            mark.seek(0)
+            if (owner := mark.read()) in ("", export["run_key"]):
+                mark.write(export["run_key"] if not owner else "")
+                break
+    return place
+
+
 def mlflow(order: dict[str, Any]) -> None:
     """Write the figures to the MLflow run of the training run, the report as its artifact, and a version of the registered model."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # another attempt is the outbox's
@@ -60,7 +83,8 @@ def mlflow(order: dict[str, Any]) -> None:
     known = client.get_experiment_by_name(order["experiment"])
     if export is None:
         return
-    experiment = known.experiment_id if known else client.create_experiment(order["experiment"])
+    # Without a server its files would go below the current folder, which is /.
+    experiment = known.experiment_id if known else client.create_experiment(order["experiment"], order["beside"] or None)
     runs = client.search_runs([experiment], f"tags.`ckptd.key` = '{export['run_key']}'", max_results=1)
     tags = {"ckptd.key": export["run_key"], "ckptd.run": export["run"], "ckptd.root": export["root"]}
     run = (runs[0] if runs else client.create_run(experiment, tags=tags, run_name=export["run"])).info.run_id
@@ -71,32 +95,29 @@ def mlflow(order: dict[str, Any]) -> None:
     for path in export["files"]:
         client.log_artifact(run, path, export["name"])
     client.set_terminated(run)
-    if order["model"] and (order["variant"] in export["verdicts"] if order["variant"] else export["verdicts"]):
-        _register(client, order, run)
+    if order["model"]:
+        if order["variant"] in export["verdicts"] if order["variant"] else export["verdicts"]:
+            _register(client, order, run)
+        _withdraw(client, order)
 
 
 def _register(client: Any, order: dict[str, Any], run: str) -> None:
     """Make a version of the registered model, unless there is one of this export, and call it by the alias where that is due."""
     from mlflow.exceptions import MlflowException
 
-    export, variant = order["export"], order["variant"]
-    name = _model(order)
+    export, name = order["export"], _model(order)
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    verdict = export["verdicts"][variant] if variant else export["state"]
-    passed = verdict == ("passed" if variant else "succeeded")
-    folder = os.path.join(export["folder"], variant).rstrip("/")
     tags = {
         "ckptd.job": export["job"], "ckptd.run": export["run"], "ckptd.step": str(export["step"]), "ckptd.checkpoint": export["checkpoint"],
-        "ckptd.verdict": verdict, "ckptd.folder": folder, "ckptd.best": export["best"], "ckptd.host": export["host"],
+        "ckptd.verdict": _verdict(order), "ckptd.folder": _folder(order), "ckptd.best": export["best"], "ckptd.host": export["host"],
     }  # fmt: skip
     keys = {"ckptd.key": export["key"], "ckptd.run_key": export["run_key"]}
     text = "\n\n".join(filter(None, (export["verdict"], export["link"])))
-    same = client.search_model_versions(f"tags.`ckptd.key`='{export['key']}'")
-    versions = [version for version in same if version.name == name]
+    versions = _versions(client, order, "ckptd.key", export["key"])
     if versions:
         version = versions[0]
         client.update_model_version(name, version.version, text)
@@ -104,14 +125,39 @@ def _register(client: Any, order: dict[str, Any], run: str) -> None:
             client.set_model_version_tag(name, version.version, key, value)
     else:
         # A server takes no folder that it can't see: there, the version is of the files beside the model, and a tag names the folder.
-        is_server = order["url"].startswith(("http:", "https:", "databricks"))
-        source = f"runs:/{run}/{export['name']}" if is_server else folder
+        is_server = order["url"].startswith(("http:", "https:"))
+        source = f"runs:/{run}/{export['name']}" if is_server else _folder(order)
         version = client.create_model_version(
             name, source, run, {**tags, **keys}, run_link=export["link"] or None, description=text, await_creation_for=0
         )
-    if order["alias"] and passed and "ckptd.alias" not in version.tags and _is_newer(client, order):
+    if not order["alias"] or not _passed(order) or "ckptd.alias" in version.tags:
+        return
+    if (kept := _keeps(client, order)) is None:
         client.set_registered_model_alias(name, order["alias"], version.version)
         client.set_model_version_tag(name, version.version, "ckptd.alias", order["alias"])
+    elif kept:
+        client.set_model_version_tag(name, version.version, "ckptd.alias_not_moved", kept)
+
+
+def _withdraw(client: Any, order: dict[str, Any]) -> None:
+    """Mark the versions whose files this export has replaced, and take the alias from one of them where what is there now did not pass."""
+    export, name = order["export"], _model(order)
+    for old in _versions(client, order, "ckptd.run_key", export["run_key"]):
+        if old.tags.get("ckptd.folder") != _folder(order) or old.tags.get("ckptd.key") == export["key"]:
+            continue
+        if order["alias"] and not _passed(order) and str(_holder(client, order)) == str(old.version):
+            client.delete_registered_model_alias(name, order["alias"])
+        client.set_model_version_tag(name, old.version, "ckptd.replaced_by", export["job"])
+
+
+def _versions(client: Any, order: dict[str, Any], tag: str, value: str) -> list[Any]:
+    versions = client.search_model_versions(f"tags.`{tag}`='{value}'")
+    return [version for version in versions if version.name == _model(order)]
+
+
+def _holder(client: Any, order: dict[str, Any]) -> Any:
+    """The number of the version that has the alias."""
+    return client.get_registered_model(_model(order)).aliases.get(order["alias"])
 
 
 def _model(order: dict[str, Any]) -> str:
@@ -119,14 +165,30 @@ def _model(order: dict[str, Any]) -> str:
     return str(order["model"]).replace("{run}", re.sub("[/:]", "-", order["export"]["run"]))
 
 
-def _is_newer(client: Any, order: dict[str, Any]) -> bool:
-    """Whether the alias goes forward by this export: the version that has it is of no later step of the same run."""
-    export = order["export"]
-    number = client.get_registered_model(_model(order)).aliases.get(order["alias"])
-    if number is None:
-        return True
+def _folder(order: dict[str, Any]) -> str:
+    """What a version of the model stands for."""
+    return str(os.path.join(order["export"]["folder"], order["variant"])).rstrip("/")
+
+
+def _verdict(order: dict[str, Any]) -> str:
+    export, variant = order["export"], order["variant"]
+    return str(export["verdicts"].get(variant, "not published") if variant else export["state"])
+
+
+def _passed(order: dict[str, Any]) -> bool:
+    return _verdict(order) == ("passed" if order["variant"] else "succeeded")
+
+
+def _keeps(client: Any, order: dict[str, Any]) -> str | None:
+    """Why the alias stays where it is, "" for a later step of the same run; None where it goes forward by this export."""
+    if (number := _holder(client, order)) is None:
+        return None
     tags = client.get_model_version(_model(order), number).tags
-    return bool(tags.get("ckptd.run_key") != export["run_key"] or int(tags["ckptd.step"]) <= export["step"])
+    if "ckptd.run_key" not in tags:
+        return f"version {number}, which has it, was not made by ckptd"
+    if tags["ckptd.run_key"] != order["export"]["run_key"]:
+        return f"version {number}, which has it, is of a run of the same name in another folder"
+    return None if int(tags["ckptd.step"]) <= order["export"]["step"] else ""
 
 
 def wandb(order: dict[str, Any]) -> None:
@@ -140,14 +202,13 @@ def wandb(order: dict[str, Any]) -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = order["folder"] or scratch
-        os.makedirs(folder, exist_ok=True)
         for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
             os.environ.setdefault(name, scratch)
         if order["export"] is None:
-            tempfile.TemporaryFile(dir=folder).close()
             if not order["offline"]:
                 library.login(verify=True, timeout=30)
             return
+        os.makedirs(folder, exist_ok=True)
         _write_run(library, order, folder)
 
 
@@ -173,12 +234,38 @@ def _write_run(library: Any, order: dict[str, Any], folder: str) -> None:
         shutil.rmtree(older)
 
 
+def _status(error: BaseException) -> int:
+    """The status of the server's answer that an error tells of; 0 where it tells of none."""
+    said = _STATUS.search(str(error))
+    return int(said[1] or said[2]) if said else 0
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the export is the trouble, and another attempt would be in vain."""
+    if type(error).__name__.startswith("Unsupported"):  # an address of a kind that MLflow doesn't know
+        return False
+    too_large = isinstance(error, OverflowError) or _TOO_LARGE.search(str(error))
+    status = _status(error) or int(getattr(error, "get_http_status_code", int)())
+    return bool(too_large) or (400 <= status < 500 and status not in TEMPORARY)
+
+
 def _sentence(error: BaseException) -> str:
     """What an error says, in one line; libraries put pages below it."""
-    if re.search(r"Max.retries.exceeded|timed.out", str(error)):
-        reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error))
+    text, status = str(error), _status(error)
+    if isinstance(error, OSError) and error.filename and isinstance(error, FileExistsError | NotADirectoryError):
+        return f"there is no folder at {error.filename}: it is a file, or a link that leads nowhere"
+    if isinstance(error, PermissionError) and error.filename:
+        return f"{error.filename} can't be written by this user"
+    if 300 <= status < 400:
+        return f"the server answers with {status}: it refers to another address, where nothing is sent; give that address instead"
+    if status in (401, 403) or _CLOSED.search(text):
+        return f"the server does not let ckptd in{f' ({status})' if status else ''}: key_file has no key, or not the right one for it"
+    if status >= 500:
+        return f"the server answers with {status}"
+    if re.search(r"Max.retries.exceeded|[Tt]imed.out|[Cc]onnection refused", text):
+        reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", text)
         return f"the server does not answer: {reason[1] if reason else 'no answer in time'}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
@@ -188,11 +275,14 @@ def main() -> int:
         return LACKING * (importlib.util.find_spec(sys.argv[2]) is None)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    os.environ.update({**ALONE, "XDG_CONFIG_HOME": tempfile.gettempdir()})
     try:
-        {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}[sys.argv[1]](load(sys.stdin))
+        order = load(sys.stdin)
+        os.umask(order["umask"])
+        {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}[sys.argv[1]](order)
     except Exception as error:
         answers.write(_sentence(error))
-        return 1
+        return REFUSED if _is_refusal(error) else 1
     finally:
         answers.flush()
     return 0
