@@ -250,6 +250,12 @@ def test_words_and_paths_of_a_url_are_not_hidden_elsewhere() -> None:
         assert secrets.censored(said) == said
 
 
+def test_the_path_of_a_store_is_no_secret() -> None:
+    secrets.keep("sqlite:////srv/pytest-850/exports7/mlflow.db")
+    secrets.keep("file:/srv/pytest-851/mlruns")
+    assert secrets.censored("/srv/pytest-850/exports7 and /srv/pytest-851") == "/srv/pytest-850/exports7 and /srv/pytest-851"
+
+
 @pytest.mark.parametrize(
     "value", ["Qwen2.5-0.5B-Instruct", "/models/Qwen3-30B-A3B", "checkpoint-1000", "onnx-int8", "4GiB", "* 20-23,0-6 * * *", 5]
 )

@@ -119,7 +119,7 @@ def keep(value: Any) -> None:
 
 def _keep_text(text: str) -> None:
     whole = text.strip()
-    if "://" not in whole and (whole.startswith(("/", "~", ".")) or _is_common(whole)):
+    if whole.startswith(("sqlite:", "file:")) or ("://" not in whole and (whole.startswith(("/", "~", ".")) or _is_common(whole))):
         return  # a path or a word, which would be hidden wherever it stands
     parts = {whole, *_parts_of(whole)}
     forms = {form for part in parts for form in (part, urllib.parse.unquote(part), urllib.parse.quote(part))}
