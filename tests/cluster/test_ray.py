@@ -201,6 +201,7 @@ def test_what_is_submitted_twice_is_one_actor(ray: Ray, ray_site: RaySite, tmp_p
     ray.close()
     assert ray.submit("ckptd.twice", script, Resources(1, 0, 60)) == first
     until(lambda: ray.look(["ckptd.twice"])["ckptd.twice"].state is State.RUNNING)
+    until(lambda: (tmp_path / "begun").exists() and (tmp_path / "begun").read_text())
     assert (tmp_path / "begun").read_text() == "begun\n"
     ray.cancel({"ckptd.twice": first})
     until(lambda: ray.look(["ckptd.twice"])["ckptd.twice"].state is State.GONE)
