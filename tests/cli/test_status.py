@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from daemon.cli.views.status import print_status
+from daemon.config.places.paths import StatePaths
 from daemon.contract.faults.errors import Fault
-from daemon.journal.overview import JournalCare
-from daemon.operating.monitoring import live
+from daemon.journal.overview import JournalCare, Overview
+from daemon.operating.monitoring import live, status
 from daemon.operating.monitoring.live import (
     ConfigLoad,
     IncompleteState,
@@ -31,6 +34,7 @@ from daemon.operating.monitoring.status import snapshot
 from daemon.system.lock import locked
 from daemon.watching.resting import Incomplete
 from tests.cli.test_bad_input import ckptd
+from tests.page.filled import fill
 from tests.runner.conftest import Toy
 
 FULL = LiveFile(
@@ -246,3 +250,23 @@ def test_what_the_error_of_an_export_says_already_is_not_said_again(make_toy: Ca
     assert [(one["variant"], one["stage"]) for one in job["lost"]] == [("onnx", "onnx")]
     text = ckptd(toy.folder, "status", "--config", toy.config).stdout
     assert "pytorch:passed onnx:failed" in text and text.count("this toy can't be made") == 1
+
+
+def test_an_export_that_ends_while_the_list_is_read_is_open_when_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, tmp_path / "out", 1, waiting=1)
+    original, (job,) = status.overview, snapshot(tmp_path).jobs
+
+    def set_state(state: str, ended: str | None) -> None:
+        with contextlib.closing(sqlite3.connect(StatePaths(tmp_path).journal)) as connection, connection:
+            connection.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (state, ended, job.id))
+
+    def overview(connection: sqlite3.Connection, limit: int) -> Overview:
+        seen = original(connection, limit)
+        set_state("cancelled", "2026-01-01T00:00:00+00:00")
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(status, "overview", overview)
+        assert [row.state for row in snapshot(tmp_path).jobs] == ["cancelled"]
+    set_state("pending", None)
+    assert [row.state for row in snapshot(tmp_path).jobs] == ["pending"]

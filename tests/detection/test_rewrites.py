@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from daemon.checkpoints.pinning import pins
@@ -14,6 +15,7 @@ def rewrite(checkpoint: Path) -> None:
     """Other weights in the same file, with its size and its time."""
     file = checkpoint / "adapter_model.safetensors"
     before = file.stat()
+    time.sleep(0.02)  # the kernel counts the times of files in steps of some milliseconds
     data = bytearray(file.read_bytes())
     data[-8:-4] = b"\x01\x02\x03\x04"
     with file.open("r+b") as stream:

@@ -491,7 +491,7 @@ def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene
     if view is None:
         return None
     job = _job(view, scene)
-    if job.state in ENDED_JOB:
+    if job.state in ENDED_JOB and (job.state, job.ended) == (place.state, place.ended):  # it may have ended since the list was read
         with _reading:
             _ended[key] = job
             while len(_ended) > _MOST_ENDED:
