@@ -149,7 +149,7 @@ class TargetSettings(Section):
     @property
     def kind(self) -> Kind:
         """How it is told."""
-        kinds: tuple[Kind, ...] = ("webhook", "command", "heartbeat", "tensorboard", "mlflow", "wandb")
+        kinds: tuple[Kind, ...] = get_args(Kind)
         return next((kind for kind in kinds if getattr(self, kind)), "url")
 
     def with_files(self, *, needed: bool) -> Self:

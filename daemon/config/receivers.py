@@ -141,6 +141,10 @@ def is_closed(path: Path) -> bool:
     return not os.access(path, os.R_OK)
 
 
+def _unreadable(error: OSError) -> ValueError:
+    return ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it")
+
+
 def read(path: Path) -> tuple[SecretUrl, ...]:
     """The URLs of a file, one a line; empty lines and those that begin with # are left out.
 
@@ -153,7 +157,7 @@ def read(path: Path) -> tuple[SecretUrl, ...]:
     except FileNotFoundError:
         raise ValueError("there is no such file; make it, with one Apprise URL a line") from None
     except OSError as error:
-        raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
+        raise _unreadable(error) from None
     except ValueError:
         raise ValueError(f"the file is no plain file of at most {MOST_BYTES >> 10} KiB; write one Apprise URL a line") from None
     return urls_in(text)
@@ -176,7 +180,7 @@ def read_secret(path: Path) -> SecretUrl:
     except FileNotFoundError:
         raise ValueError(f"there is no such file; {made}") from None
     except OSError as error:
-        raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
+        raise _unreadable(error) from None
     except (ValueError, binascii.Error):
         raise ValueError(f"the file is no secret of the form {SIGNING}BASE64; {made}") from None
     if not secret.startswith(SIGNING) or not LEAST_SECRET <= size <= MOST_SECRET:
@@ -191,7 +195,7 @@ def read_key(path: Path) -> SecretUrl:
     except FileNotFoundError:
         raise ValueError("there is no such file; make it, with the API key alone") from None
     except OSError as error:
-        raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
+        raise _unreadable(error) from None
     except ValueError:
         key = ""
     if not key or len(key.split()) != 1:

@@ -491,9 +491,9 @@ def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene
     if view is None:
         return None
     job = _job(view, scene)
-    if job.state in ENDED_JOB and (job.state, job.ended) == (place.state, place.ended):  # it may have ended since the list was read
-        with _reading:
-            _ended[key] = job
+    if job.state in ENDED_JOB:
+        with _reading:  # by what it is itself: it may have ended since the list was read
+            _ended[str(state), job.id, job.state, job.ended or ""] = job
             while len(_ended) > _MOST_ENDED:
                 del _ended[next(iter(_ended))]
     return job

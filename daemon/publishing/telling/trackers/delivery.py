@@ -91,15 +91,8 @@ def write(kind: str, order: Mapping[str, Any]) -> Outcome:
         if fault is not None or kind == "mlflow":  # which would make the store
             return Outcome(fault)
     with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as scratch:
-        text = json.dumps(
-            {
-                "url": order["url"],
-                "umask": order["umask"],
-                "beside": str(database.with_name("mlruns")) if database else "",
-                **asdict(tracker),
-                "export": export,
-            }
-        )
+        beside = str(database.with_name("mlruns")) if database else ""
+        text = json.dumps({"url": order["url"], "umask": order["umask"], "beside": beside, **asdict(tracker), "export": export})
         environment = {name: value for name, value in os.environ.items() if _ENVIRONMENT.fullmatch(name)}
         environment |= {KEYS[kind]: order["secret"]} if order["secret"] else {}
         environment["TMPDIR"] = scratch
