@@ -105,7 +105,7 @@ class PageSettings(Section):
     def _proxies_are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for proxy in value:
             try:
-                ipaddress.ip_network(proxy)
+                proxy_network(proxy)
             except ValueError:
                 raise ValueError(
                     f"{proxy!r} is no address and no network; write for example '10.0.0.5' or '10.0.0.0/24', whose host part is 0"
@@ -235,3 +235,10 @@ def _refuse_bad(token: str, key: str) -> None:
         raise ValueError(f"{key}: the token holds a space or a letter outside of ASCII; make one with `openssl rand -hex 24`")
     if not LEAST_TOKEN <= len(token) <= MOST_TOKEN:
         raise ValueError(f"{key}: the token has {len(token)} characters; make one of {LEAST_TOKEN} to {MOST_TOKEN}: `openssl rand -hex 24`")
+
+
+def proxy_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """What `page.proxies` names: an address or a network, that of IPv4 also where it is written as one of IPv6. Raises ValueError."""
+    network = ipaddress.ip_network(text)
+    mapped = network.network_address.ipv4_mapped if isinstance(network, ipaddress.IPv6Network) else None
+    return ipaddress.ip_network((mapped, network.prefixlen - 96)) if mapped is not None and network.prefixlen >= 96 else network

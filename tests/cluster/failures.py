@@ -148,6 +148,7 @@ def what_waits_and_is_stopped_never_begins(bench: Bench) -> None:
     assert attempt.place.reason == "nobody let it begin"
     attempt.stop()
     assert outcome(attempt) == (Outcome.INTERRUPTED, None)
+    assert attempt.progress.message.startswith("waits in the queue of fake") and attempt.place.state == "pending", attempt.place
     until(lambda: fake.jobs[attempt.orders.token].ended is Ending.CANCELLED)
     fake.begin(attempt.orders.token)  # all the same
     assert fake.jobs[attempt.orders.token].runs[-1].wait(60) == 0

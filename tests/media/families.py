@@ -124,11 +124,11 @@ def _qwen(kind: str, patch: int) -> Callable[[Path], None]:
 def _sided(kind: str, processor: str, size: Any = PICTURE, mark: str = "<image>", **more: Any) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         _spoken(folder, tokenizer(), mark)
-        own = {key: more.pop(key) for key in list(more) if key.startswith("image_processor_")}
+        own = {key: value for key, value in more.items() if key.startswith("image_processor_")}
         common = {"do_resize": True, "size": size, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "do_normalize": True}
         picture = {"image_processor_type": processor, "processor_class": kind, **common}
         _write(folder, "preprocessor_config.json", picture | {key.removeprefix("image_processor_"): value for key, value in own.items()})
-        _write(folder, "processor_config.json", {"processor_class": kind, **more})
+        _write(folder, "processor_config.json", {"processor_class": kind, **{key: value for key, value in more.items() if key not in own}})
 
     return write
 

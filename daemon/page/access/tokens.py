@@ -17,7 +17,7 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from daemon.config.page import PageSettings
+from daemon.config.page import PageSettings, proxy_network
 
 COOKIE = "ckptd-page"
 SESSION_SECONDS = 14 * 86400
@@ -122,7 +122,7 @@ def _is_proxy(address: str, page: PageSettings) -> bool:
     known = _address(address)
     if address == "socket" or (known is not None and known.is_loopback):
         return bool(page.hosts or page.url or page.proxies)
-    return known is not None and any(known in ipaddress.ip_network(proxy) for proxy in page.proxies)
+    return known is not None and any(known in proxy_network(proxy) for proxy in page.proxies)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

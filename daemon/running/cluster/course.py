@@ -142,7 +142,7 @@ class Course:
     def _take_in(self, now: float, signs: Signs, sighting: Sighting) -> None:
         if signs.said != self._said or self._said < 0:
             self._said, self._heard_at = signs.said, now
-        if signs.claim is not None and self.begun_at is None:
+        if signs.claim is not None and signs.claim.by == "worker" and self.begun_at is None:
             self.begun_at = self._heard_at = now
         elif sighting.paused and self.begun_at is not None:
             self._heard_at, self.begun_at = now, self.begun_at + now - self._stepped_at
