@@ -63,11 +63,15 @@ LIBC = ctypes.CDLL(None)
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 ONLY_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow", re.MULTILINE)
 LONGEST = (
-    "live/test_training_exported_live.py", "onnx/optimize/test_optimize.py", "runner/test_lifecycle.py", "onnx/test_qwen3.py",
-    "cli/test_bad_input.py", "onnx/test_activations.py", "validate/test_isolation.py", "simulation/test_simulation.py",
-    "notify/test_delivery.py", "validate/test_sound_artifacts.py", "cli/test_explain.py", "onnx/test_export.py",
+    "runner/test_two_machines.py", "cluster/test_contract.py", "validate/test_sound_artifacts.py", "runner/test_resuming.py",
+    "cli/test_chinese.py", "onnx/optimize/test_cached_attention.py", "onnx/optimize/test_lowering.py",
+    "live/test_training_exported_live.py", "cli/test_every_verb.py", "validate/test_twins.py", "validate/test_damage_files.py",
+    "onnx/templates/test_templates.py", "workers/test_remains.py", "words/test_recorded.py", "onnx/optimize/test_shortcuts.py",
+    "static_programs/test_programs.py", "faults/test_publish.py", "border/test_patterns.py", "validate/test_seq2seq.py",
+    "workers/test_warm.py",
 )  # fmt: skip
-"""Files that take longest, most of them with few tests. Of several processes none should begin with one of these when the others end."""
+"""Files that take longest, half a minute and more, the longest first. Of several processes none should begin with one of these when the
+others end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
