@@ -18,7 +18,6 @@ import http.client
 import os
 import random
 import shutil
-import socket
 import sqlite3
 import statistics
 import subprocess
@@ -36,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
 from benchmarks.daemon import cpu_seconds, write_config
+from tests.ports import free_port
 
 JOBS, PAGES = 10_000, 10
 ROUTES = {
@@ -55,11 +55,6 @@ from starlette.routing import Route
 async def hello(request): return PlainTextResponse("ok")
 uvicorn.run(Starlette(routes=[Route("/", hello)]), port=int(sys.argv[1]), log_level="error")
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[float, int]:

@@ -73,6 +73,15 @@ class Remote(Toy):
         orders = sorted((self.state / "jobs").glob(f"*/{stage}.*/orders.json"))
         return str(json.loads(orders[-1].read_bytes())["scheduler"]) if orders else ""
 
+    def names(self, place: Mapping[str, str]) -> None:
+        """`ckptd status`, `list` and `show` name the machine that runs a stage, and the scheduler's job, in words and as JSON."""
+        host, number = place["host"], place["id"]
+        for verb in (["status"], ["list"], ["show", self.job_id()]):
+            assert self.run_verb(*verb, "--json") == 0 and f'"host": "{host}"' in self.said and f'"id": "{number}"' in self.said, self.said
+            assert self.run_verb(*verb) == 0, self.said
+            words = " ".join(self.said.split())
+            assert host in words and f"{place['scheduler']} job {number}" in words, self.said
+
     @contextlib.contextmanager
     def follows(self, stage: str) -> Iterator[IO[str]]:
         """What `ckptd logs --follow` shows of a stage."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import random
 import shutil
 import signal
 import socket
@@ -20,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+
+from tests.ports import free_port
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2", "libhwloc15")
 FETCH_SECONDS, ANSWER_SECONDS = 300, 60
@@ -73,7 +74,7 @@ class SlurmSite:
         host, user = socket.gethostname().partition(".")[0], pwd.getpwuid(os.getuid()).pw_name
         lines = {
             "ClusterName": "site", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": user, "SlurmdUser": user,
-            "SlurmctldPort": str(_free_port()), "SlurmdPort": str(_free_port()), "AuthType": "auth/none", "CredType": "cred/none",
+            "SlurmctldPort": str(free_port()), "SlurmdPort": str(free_port()), "AuthType": "auth/none", "CredType": "cred/none",
             "PluginDir": str(self._plugins), "StateSaveLocation": str(self.folder / "state"), "SlurmdSpoolDir": str(self.folder / "spool"),
             "SlurmctldPidFile": str(self.folder / "slurmctld.pid"), "SlurmdPidFile": str(self.folder / "slurmd.pid"),
             "SlurmctldLogFile": str(self.folder / "slurmctld.log"), "SlurmdLogFile": str(self.folder / "slurmd.log"),
@@ -164,14 +165,3 @@ def _end(process: subprocess.Popen[bytes] | None) -> None:
     if process is not None and process.poll() is None:
         process.send_signal(signal.SIGKILL)
         process.wait()
-
-
-def _free_port() -> int:
-    """A port that nobody has, and that the kernel gives to no client: a daemon of Slurm's that is away for a while needs it again."""
-    first, last = (int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    others = [port for port in range(10_000, 65_536) if not first <= port <= last] or list(range(first, last + 1))
-    for port in random.sample(others, len(others)):
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")

@@ -38,12 +38,7 @@ def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(held: Remote, site: S
     (stage,) = [stage for job in held.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
     assert stage["place"]["scheduler"] == "slurm" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
     assert "ckptd." in site.run("squeue", "--me", "--noheader", "--format=%j")
-    host, number = stage["place"]["host"], stage["place"]["id"]
-    for verb in (["status"], ["list"], ["show", held.job_id()]):
-        assert held.run_verb(*verb, "--json") == 0 and f'"host": "{host}"' in held.said and f'"id": "{number}"' in held.said, held.said
-        assert held.run_verb(*verb) == 0, held.said
-        words = " ".join(held.said.split())
-        assert host in words and f"slurm job {number}" in words, held.said
+    held.names(stage["place"])
     held.held.unlink()
     held.ends_well()
 

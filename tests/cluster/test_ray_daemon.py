@@ -44,6 +44,7 @@ def held(make_by_ray: Make, add: Add) -> Remote:
 def test_an_export_runs_by_ray_and_is_seen_where_it_runs(held: Remote, ray_site: RaySite) -> None:
     (stage,) = [stage for job in held.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
     assert stage["place"]["scheduler"] == "ray" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
+    held.names(stage["place"])
     names = ray_site.ask("ray.util.list_named_actors()")
     assert isinstance(names, list) and names[0].startswith("ckptd.")
     held.held.unlink()

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.page.conftest import TOKEN, Answer, Site, wait_until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +59,6 @@ def snippet(program: str) -> str:
     both = re.search(r"```\n# Caddy\n(.+?)\n# nginx\n(.+?)```", DOCS.read_text("utf-8"), re.DOTALL)
     assert both is not None
     return both[1 if program == "caddy" else 2]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @dataclass

@@ -22,6 +22,7 @@ import pytest
 from daemon.page import server
 from daemon.page import service as page_service
 from tests.page.conftest import Site, wait_until
+from tests.ports import free_port
 from tests.service import Service
 
 Make = Callable[..., Site]
@@ -34,11 +35,6 @@ def daemon(tmp_path: Path) -> Iterator[Service]:
     yield service
     if service.process is not None and service.process.poll() is None:
         service.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def get(port: int, path: str = "/healthz") -> int:

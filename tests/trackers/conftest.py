@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import subprocess
 import time
@@ -23,6 +22,7 @@ from tests.environments import of_trackers
 from tests.notify.conftest import Notify as Notify
 from tests.notify.conftest import notifier_of as notifier_of
 from tests.notify.conftest import sending as sending
+from tests.ports import free_port
 
 READING = Path(__file__).with_name("reading.py")
 FIGURES = {
@@ -57,9 +57,7 @@ class MlflowServer:
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{free_port()}"
 
     def start(self) -> None:
         """Start it, and wait until it serves; one that runs goes on."""
