@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = {
     "daemon/watching": ("detection",), "daemon/checkpoints": ("detection", "selection"), "daemon/publishing": ("publish", "notify"),
+    "daemon/delivering": ("deliver",),
     "daemon/running": ("runner", "workers"), "daemon/journal": ("journal",), "daemon/cli": ("cli",), "daemon/config": ("config",),
     "daemon/operating": ("monitoring", "fsck"), "daemon/installing": ("install",), "daemon/page": ("page",),
     "daemon/toolchains": ("toolchains",),

@@ -59,9 +59,12 @@ def _refuse_secret(key: str, value: str) -> None:
     is_secret = section in SECTIONS and name not in PLAIN and value not in ("", "[]")
     if is_secret or is_credential(key) or (holds_secret if key in ADDRESSES else is_credential)(value):
         what = f"a value of [{section}] may hold a secret" if is_secret else "an address of a service, or a key of one, is a secret"
+        where = ", or set the variable CKPTD_DELIVER" if section == "deliver" else (
+            " or the file of notify.urls_file, or set the variable CKPTD_NOTIFY__URLS"
+        )  # fmt: skip
         raise UsageError(
             FaultCode.CONFIG_INVALID, "use --set", f"{what}, and others can see a command line",
-            "write it into the configuration or the file of notify.urls_file, or set the variable CKPTD_NOTIFY__URLS",
+            f"write it into the configuration{where}",
         )  # fmt: skip
 
 
@@ -81,7 +84,7 @@ def show(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the effective values as TOML, each with its origin. Secrets of notify are not printed."""
+    """Print the effective values as TOML, each with its origin. Secrets are not printed."""
     from daemon.config import layers
     from daemon.config.suggestions import nearest
 

@@ -146,8 +146,8 @@ def _staging(target: Path) -> Iterator[Path]:
 
 def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
     """Let the child fill the folder; its answer as JSON."""
-    from daemon.running.attempts.environment import IN_UTF_8, for_children
     from daemon.system.processes.commands import run_to_end
+    from daemon.system.processes.environment import IN_UTF_8, for_children
 
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
     free = shutil.disk_usage(staging).free

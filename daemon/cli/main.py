@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from daemon.cli import bench, configuration, convert, explain, machine, maintenance, notify, quality, queue, status, toolchain
+from daemon.cli import bench, configuration, convert, deliver, explain, machine, maintenance, notify, quality, queue, status, toolchain
 from daemon.cli.common import (
     ConfigOption,
     DaemonConfiguration,
@@ -220,7 +220,7 @@ def version() -> None:
     say(f"ckptd {__version__}")
 
 
-for verbs in (status, explain, quality, machine, bench, convert, maintenance, queue, setup, configuration, notify, toolchain):
+for verbs in (status, explain, quality, machine, bench, convert, deliver, maintenance, queue, setup, configuration, notify, toolchain):
     verbs.register(app)
 
 

@@ -271,11 +271,15 @@ def _scope(settings: Settings) -> Scope | None:
 
 
 def _busy(state: Path) -> set[str]:
-    """Ids of all jobs that are open now, also of exports in the foreground. Raises UsageError for a journal of an unknown schema."""
+    """Ids of all jobs that are open now, also of exports in the foreground, and of those whose exports are to be delivered.
+
+    Raises UsageError for a journal of an unknown schema.
+    """
     from daemon.config.places.paths import states_in
     from daemon.journal.overview import open_ids
+    from daemon.journal.shipment_rows import exports_in_use
 
-    return set[str]().union(*(_ids(folder, open_ids) for folder in states_in(state)))
+    return set[str]().union(*(_ids(folder, ask) for folder in states_in(state) for ask in (open_ids, exports_in_use)))
 
 
 def _ids(state: Path, ask: Callable[[sqlite3.Connection], set[str]]) -> set[str]:

@@ -143,9 +143,10 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of latest lines to show first.")] = 50,
     job: Annotated[str | None, typer.Option("--job", help="Only the lines of this job.")] = None,
     stage: Annotated[str | None, typer.Option("--stage", help="Instead, what this stage of the job prints, wherever it runs.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Instead, what the job's delivery to this target prints.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the daemon's log, or that of a stage."""
+    """Show the daemon's log, or that of a stage or a delivery."""
     from daemon.cli.views.tables import print_log
     from daemon.config.places.paths import StatePaths
 
@@ -155,6 +156,12 @@ def logs(
         from daemon.operating.monitoring.meant import attempted_at
 
         print_stage_log(attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
+        return
+    if target is not None:
+        from daemon.cli.views.stage_log import print_stage_log
+        from daemon.operating.monitoring.meant import delivered_at
+
+        print_stage_log(delivered_at(state, job, target), lambda log: "", follow=follow, lines=lines, as_json=json_)
         return
     log, id = StatePaths(state).log, ""
     if job is not None:

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from daemon.config import layers, older_keys, suggestions
+from daemon.config.deliver import targets
 from daemon.config.environment import variable_for
 from daemon.config.places import instances
 from daemon.config.places.states import state_of
@@ -25,7 +26,7 @@ from daemon.config.sources import credentials_in, given_on_command_line, keep_se
 from daemon.contract.disk.answers import real_path
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import censored, keep, name_shown, shown
+from daemon.contract.faults.secrets import censored, keep, keep_whole, name_shown, shown
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.targets import TARGETS, lacking
 from daemon.contract.jobs.plan import all_specs, variant_names
@@ -76,7 +77,7 @@ def load(
         settings = Settings(**values)
     except ValidationError as error:
         named = {problem.partition(":")[0] for problem in problems}
-        others = [problem for problem in suggestions.problems_of(error, Settings) if not _was_reported(problem, problems)]
+        others = [problem for problem in suggestions.problems_of(error, Settings, merged) if not _was_reported(problem, problems)]
         problems += [problem for problem in others if problem.partition(":")[0] not in named]
         problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
     except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
@@ -108,7 +109,7 @@ def _merged(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_files(settings: Settings, *, needed: bool) -> tuple[Settings, list[str]]:
-    """The settings with the secrets that files hold, URLs of notifications and tokens of the page, and what is wrong with those files."""
+    """The settings with the secrets that files hold, of notifications, deliveries and the page, and what is wrong with those files."""
     problems = []
     try:
         settings = settings.model_copy(update={"notify": settings.notify.with_file(needed=needed)})
@@ -118,6 +119,11 @@ def _with_files(settings: Settings, *, needed: bool) -> tuple[Settings, list[str
         settings = settings.model_copy(update={"page": settings.page.with_tokens(needed=needed)})
     except ValueError as error:
         problems.append(str(error))
+    try:
+        settings = settings.model_copy(update={"deliver": targets.complete(settings.deliver, needed=needed)})
+    except ValueError as error:
+        problems.append(str(error))
+    keep_whole(secret for target in settings.deliver for secret in target.secrets)
     secrets = [secret for receiver in settings.notify.receivers for secret in (receiver.url, receiver.secret) if secret]
     keep([*secrets, *settings.page.tokens])
     return settings, problems
@@ -243,6 +249,7 @@ def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bo
         for name in settings.validate.publish_unverified
         if name not in variant_names()
     ]
+    problems += targets.conflicts(settings.deliver, variant_names())
     if settings.select.best_variant and settings.select.best_variant not in variant_names():
         name = settings.select.best_variant
         problems.append(f"select.best_variant: there is no variant {shown(name)}; {suggestions.nearest(name, variant_names())}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, LiteralString, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from daemon.config.receivers import (
     ENDS,
@@ -30,14 +30,16 @@ from daemon.config.receivers import (
     store_folder_of,
 )
 from daemon.config.receivers import read as read_urls
-from daemon.config.section import OptionalPath, Section, refusal
+from daemon.config.section import OptionalPath, Section, form, refusal
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.faults.secrets import holds_secret
 
 OLDER_NAMES = {"waiting": "stuck"}
 """Names of events in version 1.0 → what they are called now."""
 EVENTS: tuple[Event, ...] = get_args(Event)
-USUAL: tuple[Event, ...] = ("succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered")
+USUAL: tuple[Event, ...] = (
+    "succeeded", "partial", "failed", "rejected", "delivery_failed", "stuck", "disk_low", "daemon_unwell", "recovered",
+)  # fmt: skip
 URGENT: tuple[Event, ...] = ("disk_low", "daemon_unwell")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ONLY_OF: tuple[tuple[set[str], set[Kind], LiteralString], ...] = (
@@ -52,26 +54,14 @@ _ONE_OF = ("url", "url_file", "webhook", "command", "heartbeat", *TRACKERS)
 Named = Annotated[Event, BeforeValidator(lambda name: OLDER_NAMES.get(name, name) if isinstance(name, str) else name)]
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 
-
-def _form(pattern: str, sentence: LiteralString) -> AfterValidator:
-    """A text of a form; another one is refused with a sentence that does not show it."""
-
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise refusal(sentence)
-        return text
-
-    return AfterValidator(check)
-
-
-Time = Annotated[str, _form(_TIME, 'must be a time of the day, for example "08:00"')]
+Time = Annotated[str, form(_TIME, 'must be a time of the day, for example "08:00"')]
 OptionalUrl = Annotated[SecretUrl | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
 class TargetSettings(Section):
     """Each of `[[notify.targets]]`."""
 
-    name: Annotated[str, _form(r"[A-Za-z0-9_-]{1,40}", "must be of letters, digits, _ and -, at most 40")]
+    name: Annotated[str, form(r"[A-Za-z0-9_-]{1,40}", "must be of letters, digits, _ and -, at most 40")]
     url: OptionalUrl = None
     url_file: OptionalPath = None
     webhook: OptionalUrl = None
@@ -86,16 +76,16 @@ class TargetSettings(Section):
     model: str = ""
     alias: str = ""
     variant: str = ""
-    wandb: Annotated[str, _form(r"|[\w.-]+(/[\w.-]+)?", "must be PROJECT or ENTITY/PROJECT")] = ""
+    wandb: Annotated[str, form(r"|[\w.-]+(/[\w.-]+)?", "must be PROJECT or ENTITY/PROJECT")] = ""
     offline: bool = False
     folder: OptionalPath = None
     key_file: OptionalPath = None
     python: OptionalPath = None
     on: tuple[Named, ...] = USUAL
     runs: tuple[str, ...] = ()
-    quiet: Annotated[
-        str, _form(rf"|({_TIME})-(?!\1){_TIME}", 'must be two times of the day, for example "22:00-07:00", or "" for none')
-    ] = ""
+    quiet: Annotated[str, form(rf"|({_TIME})-(?!\1){_TIME}", 'must be two times of the day, for example "22:00-07:00", or "" for none')] = (
+        ""
+    )
     urgent: tuple[Named, ...] = URGENT
     _address: SecretUrl | None = PrivateAttr(default=None)
     _secret: SecretUrl | None = PrivateAttr(default=None)

@@ -26,7 +26,10 @@ SIGNING = "whsec_"
 """What a secret begins with by which messages are signed, as Standard Webhooks has it; the rest is base64."""
 LEAST_SECRET, MOST_SECRET = 24, 64
 """Bytes of such a secret."""
-Event = Literal["found", "succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered", "digest"]
+Event = Literal[
+    "found", "succeeded", "partial", "failed", "rejected", "delivered", "delivery_failed", "stuck", "disk_low", "daemon_unwell",
+    "recovered", "digest",
+]  # fmt: skip
 Kind = Literal["url", "webhook", "command", "heartbeat", "tensorboard", "mlflow", "wandb"]
 TRACKERS: tuple[Kind, ...] = ("tensorboard", "mlflow", "wandb")
 """The kinds that get an export's figures and no messages."""
@@ -105,29 +108,29 @@ def place_of(key: str, number: int, url: SecretUrl) -> str:
     return f"notify.{key}.{number}" + (f" ({scheme})" if scheme else "")
 
 
-def credential() -> Path | None:
-    """The file of URLs that the service manager gives this process; None without one."""
+def credential(name: str = CREDENTIAL) -> Path | None:
+    """The file, of URLs by default, that the service manager gives this process; None without one."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    path = Path(folder) / CREDENTIAL if folder else None
+    path = Path(folder) / name if folder else None
     return path if path is not None and os.path.isfile(path) else None
 
 
-def file_of(configured: Path | None) -> Path | None:
-    """Where the URLs are read from: the file of the configuration, or what the service manager gives this process where there is none, or
-    where this process may not read it: such a file stays its owner's. None: from nowhere.
+def file_of(configured: Path | None, name: str = CREDENTIAL) -> Path | None:
+    """Where a secret is read from, the URLs by default: the file of the configuration, or what the service manager gives this process where
+    there is none, or where this process may not read it: such a file stays its owner's. None: from nowhere.
 
     systemd may close the credentials to a service's reload command, which then uses none; the daemon itself has them.
     """
-    given = credential()
-    if configured is None or (is_closed(configured) and (given is not None or _is_kept_back())):
+    given = credential(name)
+    if configured is None or (is_closed(configured) and (given is not None or _is_kept_back(name))):
         return given
     return configured
 
 
-def _is_kept_back() -> bool:
+def _is_kept_back(name: str) -> bool:
     """Whether there are credentials that this process may not see."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    return bool(folder) and is_closed(Path(str(folder), CREDENTIAL))
+    return bool(folder) and is_closed(Path(str(folder), name))
 
 
 def is_closed(path: Path) -> bool:
@@ -201,6 +204,21 @@ def read_key(path: Path) -> SecretUrl:
     if not key or len(key.split()) != 1:
         raise ValueError("the file is no API key; write the key alone, in one line")
     return SecretUrl(key)
+
+
+def read_text(path: Path) -> str:
+    """The secret of a file as it is, of one line or more. Raises ValueError, whose text holds nothing of the file."""
+    try:
+        text = read_bounded(path, MOST_BYTES).decode("utf-8-sig").strip()
+    except FileNotFoundError:
+        raise ValueError("there is no such file; make it, with the secret alone") from None
+    except OSError as error:
+        raise _unreadable(error) from None
+    except ValueError:
+        raise ValueError(f"the file is no text of at most {MOST_BYTES >> 10} KiB; write the secret alone") from None
+    if not text:
+        raise ValueError("the file is empty; write the secret into it")
+    return text
 
 
 def urls_in(text: str) -> tuple[SecretUrl, ...]:

@@ -6,6 +6,7 @@ the settings; a test holds the page equal.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import types
@@ -21,9 +22,12 @@ from daemon.config import older_keys
 from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
+from daemon.contract.delivering.declaration import DeliveryKind
+from daemon.contract.delivering.kinds import kinds
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.thresholds import Thresholds
+from daemon.contract.values import docstrings
 
 HEAD = """\
 # Configuration
@@ -111,6 +115,8 @@ def page(text: str) -> str:
         lines += ["", f"## {title}", *(["", table.text] if table.text else [])]
         lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(table.name, key) for key in table.keys]
+    for kind in kinds().by_name.values():
+        lines += ["", f'## `[[deliver]]`, `kind = "{kind.name}"`', "", f"{kind.about[0].upper()}{kind.about[1:]}.", *_of_kind(kind)]
     lines += ["", "## Keys of earlier versions", "", _older()]
     lines += ["", "## `[validate.limits.VARIANT]`", "", *_thresholds()]
     return "\n".join(lines) + "\n"
@@ -123,6 +129,19 @@ def _row(table: str, key: Key) -> str:
     info = model.model_fields[key.name]
     variable = f"{PREFIX}{'__'.join([*filter(None, table.split('.')), key.name])}".upper()
     return f"| `{key.name}`<br>`{variable}` | {_cell(kind_of(info))} | `{_cell(key.default)}` | {_cell(key.text)} |"
+
+
+def _of_kind(kind: DeliveryKind) -> Iterator[str]:
+    """The table of a kind's own keys; nothing for a kind that has none."""
+    texts, fields = docstrings(kind.options), kind.options.model_fields
+    yield from ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"] if fields else ()
+    for key, info in fields.items():
+        default = "" if info.is_required() else f"`{_cell(_written(info.get_default(call_default_factory=True)))}`"
+        yield f"| `{key}` | {_cell(kind_of(info))} | {default} | {_cell(' '.join((info.description or texts.get(key, '')).split()))} |"
+
+
+def _written(value: Any) -> str:
+    return json.dumps("" if value is None else value, ensure_ascii=False, default=str)
 
 
 def _older() -> str:

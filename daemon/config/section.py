@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, LiteralString
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -31,6 +32,17 @@ WITHOUT_SECRETS = "without_secrets"
 def refusal(sentence: LiteralString) -> PydanticCustomError:
     """Return what a validator raises to say just this."""
     return PydanticCustomError(WITHOUT_SECRETS, sentence)
+
+
+def form(pattern: str, sentence: LiteralString) -> AfterValidator:
+    """A text of a form; another one is refused with a sentence that does not show it."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(sentence)
+        return text
+
+    return AfterValidator(check)
 
 
 _NUMBERS: dict[Any, LiteralString] = {int: "int", float: "float", ByteSize: "byte_size"}

@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from daemon.config import windows
 from daemon.config.cluster import ClusterSettings
+from daemon.config.deliver.targets import Targets, distinct
 from daemon.config.environment import CommandLine, ListFriendlyEnv, short_names
 from daemon.config.notify import NotifySettings
 from daemon.config.page import PageSettings
@@ -322,6 +323,7 @@ with warnings.catch_warnings():
         toolchains: ToolchainSettings = ToolchainSettings()
         schedule: ScheduleSettings = ScheduleSettings()
         notify: NotifySettings = NotifySettings()
+        deliver: Annotated[Targets, AfterValidator(distinct)] = ()
         retention: RetentionSettings = RetentionSettings()
         report: ReportSettings = ReportSettings()
         log: LogSettings = LogSettings()

@@ -10,6 +10,7 @@ from typing import Any
 
 from daemon.contract.faults.secrets import (
     PLAIN,
+    PLAIN_OF_DELIVERIES,
     PLAIN_OF_TARGETS,
     SECTIONS,
     holds_secret,
@@ -73,6 +74,9 @@ def keep_secrets(values: Mapping[str, Any]) -> None:
             _keep_credentials(name, _without_addresses(name, value))
         elif isinstance(value, Mapping):
             _keep_section(value, PLAIN)
+        elif name == "deliver" and isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value):
+            for table in value:
+                _keep_delivery(table)
         else:
             keep(value)
 
@@ -100,6 +104,14 @@ def _keep_section(values: Mapping[str, Any], plain: Collection[str]) -> None:
         elif key == "command" and isinstance(item, list | tuple):
             keep([word for word in item if may_be_secret(word)])
         elif key not in plain or may_be_secret(item):
+            keep(item)
+        _keep_credentials(key)
+
+
+def _keep_delivery(table: Mapping[str, Any]) -> None:
+    """Addresses are no secret there, as long as no user and no token is in them; a kind's own secrets are known when its table was read."""
+    for key, item in table.items():
+        if any(map(holds_secret, _texts(item))) or (key in PLAIN_OF_DELIVERIES and may_be_secret(item)):
             keep(item)
         _keep_credentials(key)
 

@@ -6,14 +6,14 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from daemon.config.section import WITHOUT_SECRETS
 from daemon.config.sources import PREFIX
-from daemon.contract.faults.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
+from daemon.contract.faults.secrets import SECTIONS, SHORTEST, STARS, holds_secret, is_plain_word, may_be_secret, name_shown
 from daemon.contract.formats.mistakes import alike, near
 from daemon.contract.records import Record
 
@@ -47,8 +47,9 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | type[Record] | None:
-    """The model class at a location, or None where the location is inside a free-form value."""
+def _model_at(model: type[BaseModel], path: tuple[Any, ...], values: Any = None) -> type[BaseModel] | type[Record] | None:
+    """The model class at a location, or None where the location is inside a free-form value. `values`: what was given for the model, by
+    which a table whose class depends on what is in it is known."""
     current: Any = model
     for part in path:
         fields = getattr(current, "model_fields", {})
@@ -58,19 +59,24 @@ def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] 
             current = get_args(current)[1]
         elif get_origin(current) is tuple and isinstance(part, int):
             current = get_args(current)[0]
+            current = get_args(current)[0] if get_origin(current) is Annotated else current
         else:
             return None
+        values = values[part] if isinstance(values, Mapping) and part in values else (
+            values[part] if isinstance(values, list | tuple) and isinstance(part, int) and part < len(values) else None
+        )  # fmt: skip
+        current = current.for_table(values) if hasattr(current, "for_table") else current
     return current if isinstance(current, type) and issubclass(current, BaseModel | Record) else None
 
 
-def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line for each thing that pydantic found, without what may be a secret."""
+def problems_of(error: ValidationError, model: type[BaseModel], values: Any = None) -> list[str]:
+    """One line for each thing that pydantic found in `values`, without what may be a secret."""
     lines, meant = list[str](), dict[int, str]()
     for item in error.errors():
         location = tuple(part for part in item["loc"] if not (isinstance(part, str) and _KIND_OF_A_UNION.fullmatch(part)))
-        dotted = place_shown(location, model)
+        dotted = place_shown(location, model, values)
         if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a record
-            lines.append(f"{dotted}: is not a known key; {_hint(location, item['input'], model)}")
+            lines.append(f"{dotted}: is not a known key; {_hint(location, item['input'], model, values)}")
             continue
         word = item["type"] == "literal_error" and is_plain_word(str(item["input"]))  # no address, and nothing that a key may be
         hides = (location[:1] and location[0] in SECTIONS and not word) or may_be_secret(item["input"])
@@ -85,9 +91,9 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     return list(dict.fromkeys(f"{line}{meant.get(number, '')}" for number, line in enumerate(lines)))
 
 
-def _hint(location: tuple[Any, ...], given: Any, model: type[BaseModel]) -> str:
+def _hint(location: tuple[Any, ...], given: Any, model: type[BaseModel], values: Any = None) -> str:
     """What to write in the place of a key that is not known."""
-    name, parent = str(location[-1]), _model_at(model, location[:-1])
+    name, parent = str(location[-1]), _model_at(model, location[:-1], values)
     if parent is model and (hint := _in_a_section(name, model)):
         return hint
     if parent is not model and name in model.model_fields and isinstance(given, Mapping):
@@ -99,11 +105,11 @@ def _hint(location: tuple[Any, ...], given: Any, model: type[BaseModel]) -> str:
     return nearest(name, known) if parent else "remove it"
 
 
-def place_shown(location: Sequence[Any], model: type[BaseModel]) -> str:
+def place_shown(location: Sequence[Any], model: type[BaseModel], values: Any = None) -> str:
     """A dotted path without what may be a secret; below a section with secrets an unknown key is shown only if it is like a known one."""
     parts = list[str]()
     for depth, part in enumerate(location):
-        parent = _model_at(model, tuple(location[:depth]))
+        parent = _model_at(model, tuple(location[:depth]), values)
         known = isinstance(part, int) or (parent is not None and part in parent.model_fields)
         if known:
             parts.append(str(part))
@@ -128,6 +134,8 @@ MOST_SHOWN = 120
 def _of_secret(item: ErrorDetails) -> str:
     """Why a value that may be a secret is not accepted, by its kind alone."""
     begin = item["type"].removeprefix("is_instance_").partition("_")[0]
+    if item["type"] == "value_error" and item["loc"][:1] == ("deliver",) and not _shows(item["msg"], item["input"]):
+        return _plain(item)
     if item["type"] in ("missing", "literal_error", "finite_number", WITHOUT_SECRETS) or begin in ("greater", "less"):
         return _plain(item)
     if begin in ("tuple", "list"):
@@ -139,6 +147,18 @@ def _of_secret(item: ErrorDetails) -> str:
             else "is not accepted; it is not shown, since it may hold a secret"
         )
     return KINDS[begin]
+
+
+def _shows(message: str, value: Any) -> bool:
+    """Whether a sentence of a declaration has something of the value, or looks as if it had."""
+    texts = (
+        [value]
+        if isinstance(value, str)
+        else [text for text in value.values() if isinstance(text, str)]
+        if isinstance(value, Mapping)
+        else []
+    )
+    return holds_secret(message) or any(text in message for text in texts if len(text) >= SHORTEST)
 
 
 _KIND_OF_A_UNION = re.compile(r"(tuple|list|dict|literal|function-\w+)\[.*\]|constrained-\w+")

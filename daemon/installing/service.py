@@ -11,10 +11,11 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemon.config.deliver.targets import CREDENTIAL as DELIVER_CREDENTIAL
 from daemon.config.page import CREDENTIAL as PAGE_CREDENTIAL
 from daemon.config.receivers import CREDENTIAL
 from daemon.config.settings import Settings
@@ -129,6 +130,11 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     _note_closed(plan, box, settings, name, number, groups)
     urls = _closed(plan, box, ("notify.urls_file", settings.notify.urls_file), name, number, groups)
     token = _closed(plan, box, ("page.token_file", settings.page.token_file), name, number, groups)
+    tokens = {
+        target.name: file for target in settings.deliver
+        if (file := _closed(plan, box, (f"deliver.{target.name}.secret_file", target.secret_file), name, number, groups))
+    }  # fmt: skip
+    _note_folders(plan, settings, name)
     for folder in (PAGE.parent, LINK.parent):
         plan.actions += make_folders(box.at(folder))
     _file(plan, record, box.at(PAGE), page, wishes)
@@ -137,7 +143,7 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     files = {units / unit_texts.SERVICE: unit_texts.service(config), units / unit_texts.SLICE: unit_texts.slice_()}
     files |= {
         units / f"{unit_texts.SERVICE}.d" / f"{name}.conf": text
-        for name, text in _drop_ins(settings, wishes, outside, group, urls, token).items()
+        for name, text in _drop_ins(settings, wishes, outside, group, urls, token, tokens).items()
     }
     _units(plan, box, record, {box.at(path): text for path, text in files.items()}, wishes, user=False)
     return plan
@@ -277,6 +283,17 @@ def _note_closed(plan: Plan, box: Box, settings: Settings, name: str, user: int,
             plan.notes.append(f"{name} can't read {path} (notify.{key}): give it to that user, with mode 600")
 
 
+def _note_folders(plan: Plan, settings: Settings, name: str) -> None:
+    """Note the folders of this machine into which exports are delivered: whose they are, and what lies there, others know."""
+    for target in settings.deliver:
+        for folder in target.folders:
+            if not folder.is_relative_to(STATE):
+                plan.notes.append(
+                    f"deliver.{target.name} writes into {folder}: let {name} write there, and open it for the service by ReadWritePaths= in"
+                    " `systemctl edit ckptd` (docs/delivery.md)"
+                )
+
+
 def _closed(plan: Plan, box: Box, secret: tuple[str, Path | None], name: str, user: int, groups: tuple[int, ...]) -> Path | None:
     """The file of a key with secrets where the service's user may not read it, so that systemd has to give it to the service."""
     key, file = secret
@@ -289,9 +306,10 @@ def _closed(plan: Plan, box: Box, secret: tuple[str, Path | None], name: str, us
 
 
 def _drop_ins(
-    settings: Settings, wishes: Wishes, outside: list[Path], group: str, urls: Path | None, token: Path | None
+    settings: Settings, wishes: Wishes, outside: list[Path], group: str, urls: Path | None, token: Path | None, tokens: Mapping[str, Path]
 ) -> dict[str, str]:  # fmt: skip
-    """`urls`, `token`: files of notifications and of the page that only systemd can read for the service."""
+    """`urls`, `token`, `tokens`: files of notifications, of the page and by names of deliveries' targets that only systemd can read for the
+    service."""
     texts = {}
     if outside:
         paths = unit_texts.quoted(outside)
@@ -301,6 +319,10 @@ def _drop_ins(
     if settings.notify.receivers or settings.notify.urls_file or settings.notify.targets:
         given = {"LoadCredential": unit_texts.credential(CREDENTIAL, urls)} if urls else {}
         texts["notifications"] = unit_texts.drop_in("notifications", **given)
+    if settings.deliver:
+        credentials = (unit_texts.credential(f"{DELIVER_CREDENTIAL}{name}", file) for name, file in tokens.items())
+        given = {"LoadCredential": "\nLoadCredential=".join(credentials)} if tokens else {}
+        texts["deliver"] = unit_texts.drop_in("deliver", **given)
     address = settings.page.address
     if address is not None and not address.path:
         given = {"LoadCredential": unit_texts.credential(PAGE_CREDENTIAL, token)} if token else {}

@@ -19,6 +19,8 @@ from daemon.journal.file.database import Database
 from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
 from daemon.journal.rows import JobRow, Lane, Notice, job_of, now
+from daemon.journal.shipment_rows import NewShipment
+from daemon.journal.shipments import enter_shipments
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
 
@@ -234,8 +236,8 @@ class Jobs:
 
         return self._database.write("reconfigure", change)
 
-    def finish(self, job: str, state: str, notice: Notice | None, reason: str | None = None) -> bool:
-        """running → ended, and its notification into the outbox, in one commit. `reason`: why nothing was published.
+    def finish(self, job: str, state: str, notice: Notice | None, reason: str | None = None, shipments: Sequence[NewShipment] = ()) -> bool:
+        """running → ended, its notification into the outbox, and its deliveries, in one commit. `reason`: why nothing was published.
 
         False, and nothing is recorded, where the job has been superseded or cancelled meanwhile.
         """
@@ -246,6 +248,7 @@ class Jobs:
                 return False
             if notice:
                 enter_message(c, job, notice)
+            enter_shipments(c, job, shipments)
             return True
 
         return self._database.write("finish-job", finish)

@@ -1,7 +1,8 @@
-"""The journal: jobs, stages, attempts and outbox. Work counts as done only if the journal says so.
+"""The journal: jobs, stages, attempts, outbox and shipments. Work counts as done only if the journal says so.
 
 Intent is committed before a stage starts, the result after it ended; each method of its parts is one transaction.
-The schema itself refuses illegal transitions. Called by the watcher (new jobs), the runner and the notifier.
+The schema itself refuses illegal transitions. Called by the watcher (new jobs), the runner, the notifier
+and the deliveries.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from daemon.journal.file.database import Database
 from daemon.journal.jobs import Jobs
 from daemon.journal.letters import Letters
 from daemon.journal.outbox import Outbox
+from daemon.journal.shipments import Shipments
 from daemon.journal.sightings import Sightings
 from daemon.journal.stages import Stages
 
@@ -30,6 +32,7 @@ class Journal:
         self.controls = Controls(self.database)
         self.outbox = Outbox(self.database)
         self.letters = Letters(self.database)
+        self.shipments = Shipments(self.database)
 
     def close(self) -> None:
         """Close the file."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config import layers
+from daemon.config.deliver.targets import differences
 from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
@@ -58,7 +59,7 @@ def changes(old: Settings, new: Settings) -> tuple[str, ...]:
     if any(key.startswith(_DECIDES) for key in direct):
         keys = direct  # what follows from these for each variant is in `ckptd config show validate.thresholds`
     lines = [f"{key}: {_said(key, before.get(key))} → {_said(key, after.get(key))}" for key in keys if not _is_secret(key)]
-    lines += old.notify.differences(new.notify)
+    lines += [*old.notify.differences(new.notify), *differences(old.deliver, new.deliver)]
     if not old.page.has_tokens_of(new.page) and not {"page.token_file", "page.peer_tokens"} & {*keys}:
         lines.append("page.token_file: what it, or the file of page.peer_tokens, holds changed")
     return tuple(censored(line) for line in lines)

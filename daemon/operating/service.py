@@ -25,6 +25,7 @@ from daemon.journal.rows import now
 from daemon.operating import last_end, systemd
 from daemon.operating.announcements import Announcements
 from daemon.operating.daily import Daily
+from daemon.operating.deliveries import Delivering
 from daemon.operating.diagnosis import packages
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.engine import Engine, engine
@@ -99,6 +100,7 @@ class Daemon:
         self._notifier = Notifier(parts.settings.notify, parts.journal)
         self._announcements = Announcements(parts.journal, self._notifier, lambda: parts.settings)
         self._refusals = Refusals(parts.attention.set)
+        self._delivering = Delivering(parts, self._refusals.note)
         self._disks = DiskWatch(parts.settings, parts.paths, self._refusals, self._announcements.tell_disk, self._go_on)
         self._last_end = last_end.read(parts.paths)
         self._maintenance = JournalMaintenance(
@@ -147,6 +149,7 @@ class Daemon:
         """There is room again: what waited for it does so no longer."""
         self._parts.runner.room_again()
         self._watcher.look_again()
+        self._delivering.wake()
         self._ticks.soon("heartbeat")
 
     def _make_watcher(self) -> Watchers:
@@ -181,6 +184,7 @@ class Daemon:
         if early.is_set():
             self._on_reload()
         self._notifier.start()
+        Complaints(log, "the deliveries").during(self._delivering.adopt)
         self._runner.start()
         self._watcher.start()
         self._start_ticks()
@@ -285,6 +289,7 @@ class Daemon:
     def _look_at_clock(self) -> None:
         if self._ticks.look_at_clock():
             self._notifier.clock_jumped()
+            self._delivering.clock_jumped()
 
     def _look_at_disks(self) -> None:
         waiting = dict(self._parts.runner.waits.of).values()
@@ -315,18 +320,19 @@ class Daemon:
     def _hint_notifier(self) -> None:
         if self._news:
             self._notifier.wake()
+            self._delivering.wake()
 
     def _feed_watchdog(self) -> None:
         if self.alive():
             systemd.notify("WATCHDOG=1")
 
     def _threads(self) -> tuple[Supervised, ...]:
-        return (self._runner, *(watcher.thread for watcher in self._watcher.each), self._notifier.thread)
+        return (self._runner, *(watcher.thread for watcher in self._watcher.each), self._notifier.thread, *self._delivering.threads)
 
     def _guarded(self) -> tuple[Complaints, ...]:
         return (
             self._parts.runner.complaints, *(watcher.complaints for watcher in self._watcher.each), self._notifier.complaints,
-            self._complaints,
+            *self._delivering.complaints, self._complaints,
             *(complaints for complaints, _ in self._steps.values()),
         )  # fmt: skip
 
@@ -378,6 +384,7 @@ class Daemon:
         logs.set_up(settings.log, parts.paths.log)
         parts.runner.adopt(settings)
         self._notifier.adopt(settings.notify)
+        self._delivering.adopt()
         self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
         self._watcher.start()
         self._start_ticks()
@@ -397,6 +404,7 @@ class Daemon:
             self._parts.runner.stop,
             self._runner.join,
             self._stop_page,
+            self._delivering.stop,
             self._notifier.stop,
             self._write_last,
         ):

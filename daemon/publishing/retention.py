@@ -113,7 +113,7 @@ def _reasons(ordered: list[Export], rules: RetentionSettings, now: float, select
     """Path → why it stays, of the exports of one run, newest first."""
     good = [export for export in ordered if not export.failed]
     failed = [export for export in ordered if export.failed]
-    reasons = {export.path: "its job is open" for export in ordered if export.busy}
+    reasons = {export.path: "its job is open, or it waits to be delivered" for export in ordered if export.busy}
     reasons |= {export.path: "another ckptd publishes its run in this folder" for export in ordered if export.anothers}
     reasons |= {export.path: "a link in its folder, such as `latest`, points to it" for export in ordered if export.linked}
     reasons |= {export.path: "`ckptd prune --keep` named it" for export in ordered if export.pinned}
@@ -201,7 +201,7 @@ def _compared_by(exports: Sequence[Export]) -> str | None:
 
 
 def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = (), owner: str = "") -> list[Export]:
-    """The exports that lie in `folder` itself, of one run or all. `busy`: ids of open jobs; `owner`: what names this ckptd's state."""
+    """The exports that lie in `folder` itself, of one run or all. `busy`: ids of jobs whose exports stay; `owner`: of this state."""
     exports: list[Export] = []
     linked, pinned = set[str](), set[str]()
     for entry in folder.iterdir():
@@ -243,7 +243,7 @@ def prune(
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
     first, so that readers see an export whole or not at all. `top`: from where on no link is followed, by default the folder itself.
-    `busy`: ids of open jobs, whose exports stay. `select`, `scope`: as for `plan_removal`. `owner`: what names this ckptd's state, "" for
+    `busy`: ids of jobs whose exports stay. `select`, `scope`: as for `plan_removal`. `owner`: what names this ckptd's state, "" for
     whoever's exports; `records`: where the state remembers what it published. Raises OSError, Permanent where a link is in the way.
     """
     removals = []

@@ -5,7 +5,7 @@ A part of the runner, used by its thread alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from daemon.checkpoints.pinning.pins import held
@@ -19,8 +19,10 @@ from daemon.contract.disk.own_folders import own
 from daemon.contract.faults.errors import CkptdError, Fault, Permanent, from_oserror
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs.messages import JobFacts
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
+from daemon.journal.shipment_rows import NewShipment
 from daemon.publishing.access import access_of
 from daemon.publishing.exchange.owners import refusal
 from daemon.publishing.exchange.swap import complete_swap
@@ -28,7 +30,7 @@ from daemon.publishing.keeping import Scope, begin
 from daemon.publishing.lending import PUBLISH
 from daemon.publishing.links import ByQuality
 from daemon.publishing.moving import move_elsewhere
-from daemon.publishing.publication import publish_job, top_of
+from daemon.publishing.publication import Published, publish_job, top_of
 from daemon.publishing.retention import prune
 from daemon.publishing.run_figures import published_of
 from daemon.publishing.telling import messages
@@ -161,7 +163,8 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     notice = None
     if settings.notify.wants(published.state, "rejected"):
         notice = messages.ended(job, stages, published.state, published.target, published.checks, facts.work.validation, settings.page.url)
-    if not journal.jobs.finish(job.id, published.state, notice if notice and settings.notify.wants(*notice.events) else None):
+    wanted = notice if notice and settings.notify.wants(*notice.events) else None
+    if not journal.jobs.finish(job.id, published.state, wanted, shipments=_shipments(job, published, facts, paths, settings)):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
         "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
@@ -173,6 +176,15 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     if removes(settings.retention, paths):
         _prune(job, published.target, journal, paths, settings)
     return None
+
+
+def _shipments(job: JobRow, published: Published, facts: JobFacts, paths: Paths, settings: Settings) -> Sequence[NewShipment]:
+    """The deliveries of an export; the daemon's alone: nobody waits for those of one in the foreground."""
+    if not settings.deliver or published.state == "failed" or paths.state != paths.outer:
+        return ()
+    from daemon.delivering.entering import entered  # for nobody who delivers nothing
+
+    return entered(settings.deliver, job, published.target, published.checks, facts.work.validation)
 
 
 def removes(rules: RetentionSettings, paths: Paths) -> bool:
@@ -210,8 +222,9 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
     try:
         ids = (place.job for place in journal.jobs.places() if place.state != "superseded")
         scope = Scope(begin(paths), frozenset(ids)) if settings.retention.by_default else None
+        busy = journal.jobs.open_ids() | journal.shipments.exports_in_use()
         for gone in prune(
-            [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=journal.jobs.open_ids(),
+            [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=busy,
             select=settings.select, owner=paths.owner, records=paths.published, scope=scope,
         ):  # fmt: skip
             log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=units.size(gone.freed))

@@ -497,6 +497,10 @@ class Report(ReportPart):
     `different_tokens`, `vocabulary_share` and `digest`."""
     samples: tuple[Sample, ...] = ()
     """What base, live model and artifacts write after the check's first prompts."""
+    answers: Json = Field(default_factory=dict)
+    """By which a server elsewhere is known to answer as the live model: `top`, and `positions`, a few of the first prompts. Each has `ids`,
+    the tokens before it, and `known`, the most likely next ones as [token, live model's log-probability, base's or null]. `conversations`
+    are `messages` with the `ids` that the model's chat template makes of them. {} for what is no language model of text."""
     comparison: Comparison = Comparison()
     """Base, live model and artifacts beside each other, with intervals; no rows where none was compared."""
     stages: tuple[Stage, ...]

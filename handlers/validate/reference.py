@@ -23,7 +23,7 @@ from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts, made_up
 from handlers.validate import record
 from handlers.validate.checks import answers, media, scoring
-from handlers.validate.checks.live import base_likelihood, rounded
+from handlers.validate.checks.live import base_likelihood, far, rounded
 from handlers.validate.checks.live.base_texts import BaseTexts
 from handlers.validate.checks.live.reference import LiveModel, Reference, measure
 from handlers.validate.checks.live.samples import SHOWN, Sample
@@ -62,6 +62,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     )
     if described is not None:
         figures = figures.plus(texts=described)
+    if (asked := far.questions(reference, ModelFiles.of_job(context))) is not None:
+        figures = figures.plus(answers=asked)
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
     warnings = [*texts.warnings, *unfit, *reference.warnings]

@@ -44,7 +44,7 @@ FORMAT = Format(
     order=28,
     files={
         "onnx/*.onnx": "graphs", "onnx/*": "weights", "graphs.json": "runtime",
-        "index.html": "example", "app.js": "example", **EXAMPLE_FILES, **MODEL_FILES,
+        "index.html": "example", "app.js": "example", "hosting.js": "example", **EXAMPLE_FILES, **MODEL_FILES,
         "config.json": "extended config",
     },
     runtimes=("transformers.js", "onnxruntime-web"),

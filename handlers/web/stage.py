@@ -68,7 +68,7 @@ def made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput:
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     changed = {"graphs": tuple(part.graph for part in written), "extra": marks.marked(graphs.extra)}
     graphs.model_copy(update=changed).write(staging)
-    _place_page(staging, graphs, form)
+    _place_page(staging, context.stage, graphs, form)
     figures = {
         "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(part.chunks for part in written),
         "tokenizer": tokenizer_form, "chat_template": bool(read_json(staging / tokenizer.CONFIG, "read it").get("chat_template")),
@@ -92,9 +92,10 @@ def _fitting(graphs: GraphSet, config: Json) -> tuple[tuple[str, ...], Json]:
     return roles, known.completed(config, how, decoder)
 
 
-def _place_page(staging: Path, graphs: GraphSet, form: _Form) -> None:
+def _place_page(staging: Path, variant: str, graphs: GraphSet, form: _Form) -> None:
     """The page, told what it shows: text that ends no script."""
-    facts = json.dumps({"task": graphs.task, "dtype": form.dtype, "release": known.release()}).replace("<", "\\u003c")
+    facts = json.dumps({"variant": variant, "task": graphs.task, "dtype": form.dtype, "release": known.release()}).replace("<", "\\u003c")
     text = (PAGE / "index.html").read_text(encoding="utf-8")
     (staging / "index.html").write_text(text.replace(_DATA, facts, 1), encoding="utf-8")
     shutil.copyfile(PAGE / "app.js", staging / "app.js")
+    examples.place_beside(examples.HOSTING, staging)

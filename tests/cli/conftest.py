@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.runner.conftest import make_toy
+from tests.runner.conftest import add, make_toy
 from tests.selection.conftest import desk
 
-__all__ = ["desk", "make_toy"]
+__all__ = ["add", "desk", "make_toy"]

@@ -38,7 +38,7 @@ def test_each_key_is_named_with_its_value_before_and_after(tmp_path: Path) -> No
         'export.variants: ["pytorch", "onnx", "onnx-int8"] → ["onnx"]',
         'validate.strictness: "normal" → "loose"',
         "limits.jobs: 1 → 2",
-        'notify.on: ["succeeded", "partial", "failed", "rejected", "stuck", "disk_low", "daemon_unwell", "recovered"] → ["failed"]',
+        'notify.on: ["succeeded", "partial", "failed", "rejected", "delivery_failed", "stuck", "disk_low", "daemon_unwel… → ["failed"]',
         'base.map.org/name: (not set) → "/models"',
         "validate.limits.onnx.kl: (not set) → 0.3",
         "notify.urls: changed",

@@ -66,6 +66,10 @@ BROKEN: dict[str, tuple[Prepare, str]] = {
     "shared-target": (two, "UPDATE job SET target = (SELECT min(target) FROM job)"),
     "taken-without-job": (finished, "INSERT INTO seen VALUES ('/x', 'f', 'taken', 'job-9', 'now')"),
     "message-twice": (finished, "INSERT INTO outbox (job, kind, title, body, created) SELECT job, kind, title, body, created FROM outbox"),
+    "delivery-without-end": (
+        finished,
+        "INSERT INTO shipment (job, target, state, entered) SELECT id, 'far', 'delivered', ended FROM job",
+    ),
     "message-state": (finished, "UPDATE outbox SET state = 'delivered'"),
     "job-state-wrong": (finished, "UPDATE stage SET result = replace(result, 'passed', 'failed') WHERE name = 'merged'"),
     "plan-incomplete": (interrupted, "DELETE FROM stage WHERE name = 'merged'"),

@@ -209,6 +209,26 @@ def test_the_configuration_is_readable_for_the_service_and_for_nobody_else(box: 
 
 
 @needs_root
+def test_deliveries_get_a_network_and_each_token_that_the_service_may_not_read(box: Path, folder: Path) -> None:
+    tables = ""
+    for name in ("hub", "mirror", "open"):
+        for path in (folder / name, box / (folder / name).relative_to("/")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("hf_S3CRET\n")
+            path.chmod(0o644 if name == "open" else 0o600)
+        tables += f'[[deliver]]\nname = "{name}"\nkind = "hub"\nrepo = "me/{{run}}"\nsecret_file = "{folder / name}"\n'
+    models = '[[deliver]]\nname = "triton"\nkind = "repository"\nfolder = "/srv/models"\nlayout = "triton"\n'
+    configure(box, tables + models)
+    done = install(box)
+    assert done.returncode == 0 and "S3CRET" not in done.stdout, done.stderr
+    assert "deliver.triton writes into /srv/models" in done.stderr
+    lines = (box / UNITS / "ckptd.service.d/deliver.conf").read_text().splitlines()
+    assert "PrivateNetwork=no" in lines and "IPAddressDeny=" in lines
+    given = [line for line in lines if line.startswith("LoadCredential=")]
+    assert given == [f"LoadCredential=deliver-{name}:{folder / name}" for name in ("hub", "mirror")]
+
+
+@needs_root
 def test_a_file_of_urls_that_the_service_may_not_read_stays_its_owners_and_systemd_gives_it(box: Path, folder: Path) -> None:
     urls = folder / "100% own" / "urls"  # read on this box, and asked about in the tree
     theirs = box / urls.relative_to("/")

@@ -42,7 +42,7 @@ UPDATE attempt SET strategy = 'was:' || strategy;
 """
 NOW = sql.schema_version()
 NEXT = NOW + 1
-TABLES = ("seen", "lost", "job", "stage", "attempt", "measured", "outbox", "target", "delivery", "control")
+TABLES = ("seen", "lost", "job", "stage", "attempt", "measured", "outbox", "target", "delivery", "control", "shipment")
 FILL = """
 INSERT INTO attempt (job, stage, number, strategy, folder, staging, executor_id, started)
     VALUES ('job', 'merge', 1, 'default', '/a', '/s', 'local:4711:1.5', '');
@@ -54,6 +54,7 @@ INSERT INTO outbox (job, kind, title, body, created) VALUES ('job', 'failed', 't
 INSERT INTO target (digest, place) VALUES ('a', 'notify.urls.0');
 INSERT INTO delivery (message, target) VALUES (1, 'a');
 INSERT INTO control (name, value, at) VALUES ('paused', '1', 'then');
+INSERT INTO shipment (job, target, entered) VALUES ('job', 'hub', 'then');
 """
 ROOT = Path(__file__).parents[2]
 OPEN = f"""

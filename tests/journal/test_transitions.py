@@ -30,18 +30,28 @@ STAGE_LEGAL = {
     ("running", "waiting"), ("succeeded", "waiting"), ("failed", "waiting"), ("skipped", "waiting"),
     ("waiting", "succeeded"),
 }  # fmt: skip
+SHIPMENT_STATES = ("waiting", "running", "delivered", "failed", "dropped")
+SHIPMENT_LEGAL = {
+    ("waiting", "running"), ("waiting", "failed"), ("waiting", "dropped"), ("running", "waiting"), ("running", "delivered"),
+    ("running", "failed"), ("running", "dropped"), ("delivered", "waiting"), ("failed", "waiting"), ("failed", "dropped"),
+    ("dropped", "waiting"),
+}  # fmt: skip
 FAULT = Fault(code="c", operation="o", cause="because", remedy="r")
 SUCCEEDED = StageResult(outcome=Outcome.SUCCEEDED)
 RETRYABLE = StageResult(outcome=Outcome.RETRYABLE, fault=FAULT)
 
 
-@pytest.mark.parametrize(("table", "states", "legal"), [("job", JOB_STATES, JOB_LEGAL), ("stage", STAGE_STATES, STAGE_LEGAL)])
+@pytest.mark.parametrize(
+    ("table", "states", "legal"),
+    [("job", JOB_STATES, JOB_LEGAL), ("stage", STAGE_STATES, STAGE_LEGAL), ("shipment", SHIPMENT_STATES, SHIPMENT_LEGAL)],
+)
 def test_the_schema_refuses_every_illegal_transition_of_any_writer(
     journal: Journal, file: Path, table: str, states: tuple[str, ...], legal: set[tuple[str, str]]
 ) -> None:
     """Through a connection of its own, without any of our code in between."""
     assert enter(journal)
     with closing(sqlite3.connect(file, isolation_level=None)) as raw:
+        raw.execute("INSERT INTO shipment (job, target, entered) VALUES ('job', 'hub', '')")
         trigger = raw.execute("SELECT sql FROM sqlite_master WHERE name = ?", (f"{table}_transition",)).fetchone()[0]
         for old, new in itertools.permutations(states, 2):
             raw.execute(f"DROP TRIGGER {table}_transition")

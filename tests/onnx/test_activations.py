@@ -130,7 +130,7 @@ def test_everything_that_the_plain_graph_gives_is_given_as_it_was(qwen3: Exporte
     assert after.graphs[0].inputs == before.graphs[0].inputs
     assert after.graphs[0].outputs[: len(before.graphs[0].outputs)] == before.graphs[0].outputs
     assert sorted(path.name for path in everything.folder.iterdir()) == sorted(
-        [*(path.name for path in qwen3.folder.iterdir()), FILE, "activations.py"]
+        [*(path.name for path in qwen3.folder.iterdir()), FILE, "activations.py", "hosting.js"]
     )
 
 

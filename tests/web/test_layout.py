@@ -77,7 +77,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_holds_what_transformers_js_asks_for_and_nothing_of_python(plain: Path, tmp_path: Path) -> None:  # R10
     folder, figures = made(plain, tmp_path / "work", "web-int8")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
-        "app.js", "chat_template.jinja", "config.json", "generation_config.json", "graphs.json", "index.html",
+        "app.js", "chat_template.jinja", "config.json", "generation_config.json", "graphs.json", "hosting.js", "index.html",
         "onnx/model_quantized.onnx", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
@@ -238,7 +238,7 @@ def test_the_page_says_its_task_and_loads_nothing_from_another_server(plain: Pat
     folder, _ = made(plain, tmp_path / "work", "web-int4")
     text = (folder / "index.html").read_text()
     facts = text.split('id="facts">')[1].split("</script>")[0]
-    assert json.loads(facts) == {"task": "text-generation", "dtype": "q4", "release": known.release()}
+    assert json.loads(facts) == {"variant": "web-int4", "task": "text-generation", "dtype": "q4", "release": known.release()}
     for name in ("index.html", "app.js"):
         assert "http://" not in (folder / name).read_text() and "https://" not in (folder / name).read_text()
 

@@ -22,9 +22,11 @@ from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
 from daemon.cli.parser.groups import RENAMED
+from daemon.contract.delivering.orders import Listed
 from daemon.contract.jobs.benchmark import Bench
 from daemon.contract.jobs.conversion import Conversion
 from daemon.journal.letters import Letter
+from daemon.operating.by_hand import ByHand
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
@@ -102,6 +104,12 @@ EXITS: dict[Verb, dict[int, str]] = {
         1: "an artifact is missing or failed",
         2: "wrong usage",
     },
+    ("deliver",): {
+        0: "it is in the queue, or lies there already; with `--wait`: it lies there",
+        1: "with `--wait`: it failed; with `--list` and `--remove`: the target refuses it",
+        2: "there is no such export or target, it is not to be delivered, no daemon runs (`--wait`), or people get that (`--remove`)",
+        75: "with `--list` and `--remove`: the target can't be reached now",
+    },
     ("queue", "retry"): {2: "there is nothing to retry, or the checkpoint no longer exists"},
     ("queue", "cancel"): {2: "the export is not waiting and not running"},
     ("queue", "pause"): {2: "the export is not waiting and not running"},
@@ -167,6 +175,10 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("convert",): ("an object; with `--to` that of `ckptd export`", (Conversion,)),
     ("quality",): ("an object", (RunQuality,)),
     ("export",): ("an object", (ExportedJob,)),
+    ("deliver",): (
+        'a list; with `--list` a list of Listed, with `--remove` `{"target", "removed": […]}`',
+        (ByHand, Listed),
+    ),
     ("explain",): (
         "an object, for a checkpoint, a run or a folder of an export (see `kind`)",
         (CheckpointExplanation, RunExplanation, ExportExplanation),

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from daemon.running.attempts.environment import NAMES, PREFIXES, for_children
 from daemon.running.attempts.executor import Bounds, Order
 from daemon.running.workers.worker import Worker
+from daemon.system.processes.environment import NAMES, PREFIXES, for_children
 from tests.workers.helpers import BOUNDS, make_context, wait
 
 SECRETS = {

@@ -11,7 +11,7 @@ from daemon.contract.language.catalog import to_translate
 
 GROUPS: dict[str, tuple[str, ...]] = {
     to_translate("See"): ("status", "list", "show", "quality", "compare", "explain", "logs"),
-    to_translate("Do"): ("export", "bench", "convert", "demo"),
+    to_translate("Do"): ("export", "deliver", "bench", "convert", "demo"),
     to_translate("Mend"): ("check", "queue", "verify", "prune", "reload"),
     to_translate("Set up"): ("init", "run", "install-service", "config", "formats", "toolchain", "notify", "version"),
 }

@@ -15,10 +15,10 @@ from daemon.contract import units
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.language.catalog import to_translate, translated, translated_text
-from daemon.contract.language.lists import names
+from daemon.contract.language.lists import bracketed, labelled, names
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
-from daemon.operating.wording.exports import commands, pace, retry_helps
+from daemon.operating.wording.exports import commands, pace, retry_helps, trouble_of
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import AttemptStatus, JobDetails, StageStatus
@@ -41,7 +41,7 @@ def print_job(job: JobDetails) -> None:
     """`ckptd show`. What is copied from it, ids, paths and commands, stands in one line each."""
     console = terminal(soft_wrap=True)
     width = width_of(console)
-    for line in (*_facts(job), *_stages(job, width), *_why(job, width), *_what_next(job)):
+    for line in (*_facts(job), *_stages(job, width), *_lies(job), *_why(job, width), *_what_next(job)):
         console.print(line)
 
 
@@ -98,6 +98,28 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
 def _reused(stage: StageStatus) -> bool:
     """Whether it ended without an attempt of its own, with the output of an earlier one."""
     return stage.state == "succeeded" and stage.attempts == 0
+
+
+def _lies(job: JobDetails) -> list[Text]:
+    """Where it lies besides its folder, and where it does not yet."""
+    lines = []
+    for delivery in job.deliveries:
+        state = Text(translated(delivery.state), STATE_STYLE.get(delivery.state, ""))
+        about = f"{delivery.place} ({delivery.version})" if delivery.place else ""
+        why = translated_text(delivery.why_not_moved) if delivery.why_not_moved else translated("its name there did not move")
+        if delivery.state == "delivered" and not delivery.moved:
+            about = bracketed(about, why)
+        elif delivery.state != "delivered" and delivery.retry_at is not None:
+            about = translated("tried again at {time}").format(time=local_time(delivery.retry_at, "seconds"))
+        lines.append(Text.assemble((f"{translated('delivery')} ", "bold"), f"{delivery.target}: ", state, f" {printable(about)}".rstrip()))
+        if delivery.state == "delivered" and delivery.usage:
+            lines.append(Text(f"  {printable(delivery.usage)}"))
+        if (said := trouble_of(job, delivery)) is not None:
+            lines += hanging("", said, None, style="red" if delivery.state == "failed" else "yellow")
+        if delivery.error and delivery.attempts:
+            log = f"ckptd logs --job {shlex.quote(job.id)} --target {delivery.target}"
+            lines.append(Text(f"  {labelled(translated('its log'), log)}"))
+    return lines
 
 
 def _why(job: JobDetails, width: int | None) -> list[Text]:

@@ -20,7 +20,18 @@ from daemon.contract.language.lists import clauses, labelled, percent, spaced
 from daemon.contract.language.lists import names as list_names
 from daemon.journal.states import CANCELLED, ENDED_JOB, ENDED_STAGE
 from daemon.operating.monitoring.outlook import about
-from daemon.operating.wording.exports import GONE, NONE, TRY_AGAIN, counted, remarks, retry_helps, running_stages, what, with_reason
+from daemon.operating.wording.exports import (
+    GONE,
+    NONE,
+    TRY_AGAIN,
+    counted,
+    lies_at,
+    remarks,
+    retry_helps,
+    running_stages,
+    what,
+    with_reason,
+)
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobStatus
@@ -85,6 +96,7 @@ def handles(ids: Sequence[str]) -> dict[str, str]:
 def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
     state = job.activity or job.state
     doing = (_in_short if short else what)(job) + (f" · {translated('kept')}" if job.kept else "")
+    doing = f"{doing} · {where}" if not short and (where := lies_at(job)) else doing
     doing = clauses(filter(None, (translated("by hand"), doing))) if job.foreground else doing
     return [
         Cell(name), Cell(job.run), Cell(translated("final") if job.ending else str(job.step)), Cell(_loss(job.loss)),

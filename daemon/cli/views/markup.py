@@ -21,6 +21,7 @@ STATE_STYLE = {
     to_translate("unverified"): "yellow", to_translate("failed"): "red", to_translate("unpublished"): "red",
     to_translate("waiting"): "yellow", to_translate("paused"): "yellow", to_translate("stopped"): "yellow",
     to_translate("pending"): "dim", to_translate("skipped"): "dim", to_translate("superseded"): "dim", to_translate("cancelled"): "dim",
+    to_translate("delivered"): "green", to_translate("dropped"): "dim",
 }  # fmt: skip
 """State of an export or a stage, or verdict of an artifact → its style. Who shows one translates it."""
 _NO_WIDTH = 40

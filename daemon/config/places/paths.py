@@ -101,6 +101,11 @@ class StatePaths:
         return self.state / "jobs"
 
     @property
+    def deliveries(self) -> Path:
+        """One folder a job with the logs of the latest attempts at its deliveries."""
+        return self.state / "deliveries"
+
+    @property
     def cache(self) -> Path:
         """What children may reuse; exports in the foreground share that of the state directory."""
         return _around(self.state) / "cache"
@@ -204,7 +209,7 @@ def _make_own(top: Path, folder: Path) -> None:
 
 
 OURS = re.compile(
-    r"""journal\..*|lock|(live|away|away-additions|disks|ended)\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|published|backups|foreground|toolchains.*|\..*"""
+    r"""journal\..*|lock|(live|away|away-additions|disks|ended)\.json|ckptd\.log.*|pins|pins\.lock|jobs|deliveries|cache|instance|published|backups|foreground|toolchains.*|\..*"""
 )
 """What lies in a state directory, and nowhere else beside it."""
 

@@ -244,6 +244,23 @@ class Event(StrEnum):
     BEST_UNKNOWN = "best.unknown"
     """A run's link `best` stayed where it is, because the figures do not say which export is the best."""
 
+    # Deliveries
+
+    DELIVERY_STARTED = "delivery.started"
+    """An attempt to deliver an export to a target of `[[deliver]]` begins."""
+    DELIVERED = "delivery.delivered"
+    """An export was delivered; the message has its version and place at the far end."""
+    DELIVERY_WARNING = "delivery.warning"
+    """A delivery has a warning for people."""
+    DELIVERY_RETRIED = "delivery.retried"
+    """An attempt at a delivery failed; ckptd tries again."""
+    DELIVERY_FAILED = "delivery.failed"
+    """A delivery failed, and is tried again only by `ckptd deliver` or when the target's configuration changes."""
+    DELIVERY_DROPPED = "delivery.dropped"
+    """A delivery is not wanted any more: its target left the configuration, or another export has taken the export's place."""
+    DELIVERY_RESUMED = "delivery.resumed"
+    """A delivery that the previous daemon had begun continues."""
+
     # Notifications
 
     NOTIFY_SENT = "notify.sent"

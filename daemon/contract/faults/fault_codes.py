@@ -1057,6 +1057,51 @@ class FaultCode(StrEnum):
     export more threads (`limits.threads`); then run `ckptd queue retry JOB`.
     """
 
+    # Deliveries
+
+    DELIVERY_ANSWERS = "delivery-answers"
+    """A server that loaded the model does not answer as the fine-tuned model does; the model was taken back from it.
+
+    To do: Read in the message what the answers are like: those of the base mean that the server did not apply the adapter. Run `ckptd
+    deliver` again when the server is set up for this model.
+    """
+    DELIVERY_CONFLICT = "delivery-conflict"
+    """Somebody else changed the far end while something was delivered, or another version has that place.
+
+    To do: Look at what lies there. Run `ckptd deliver` again, with --force to replace it.
+    """
+    DELIVERY_FAR_END = "delivery-far-end"
+    """The far end of a delivery can't be reached, or did not answer as it should.
+
+    To do: Look at the service and the network between here and there; the delivery is tried again by itself.
+    """
+    DELIVERY_FULL = "delivery-full"
+    """The far end of a delivery has no room left, or a quota is used up.
+
+    To do: Free space there, or let the target's `keep` remove older versions; the delivery is tried again by itself.
+    """
+    DELIVERY_LIBRARY = "delivery-library"
+    """A delivery needs a package or program that is not installed.
+
+    To do: Install what the message names; `pip install 'ckptd[deliver]'` installs the packages of all kinds.
+    """
+    DELIVERY_MISMATCH = "delivery-mismatch"
+    """What lies at the far end after a delivery is not what was sent.
+
+    To do: Look for a proxy or a cache between here and there, and run `ckptd deliver` again; nothing was made visible.
+    """
+    DELIVERY_REFUSED = "delivery-refused"
+    """The far end of a delivery refuses the credentials, the right to write, or the request itself.
+
+    To do: Give the target's secret the right to write there, or correct the target in the configuration, and run `ckptd deliver` again.
+    """
+    DELIVERY_SOURCE = "delivery-source"
+    """The export that is to be delivered is gone, changed, or lacks what is to be delivered of it.
+
+    To do: Run `ckptd verify`, and export the checkpoint again; or name published variants in the target's `variants`, or
+    in `export.variants` what is to be made.
+    """
+
     # Toolchains
 
     INSTALL_FAILED = "install-failed"

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 STARS = "***"
@@ -24,8 +24,14 @@ PLAIN_OF_TARGETS = frozenset({
     "model", "alias", "variant", "wandb", "offline", "folder", "key_file", "python",
 })  # fmt: skip
 """The same of the tables in `notify.targets`."""
+PLAIN_OF_DELIVERIES = frozenset({
+    "name", "kind", "runs", "policy", "steps", "variants", "bandwidth", "keep", "secret_file", "read_back", "share",
+})  # fmt: skip
+"""The same of the tables in `deliver`, whose other keys their kinds have: those may hold addresses."""
 SHORTEST = 6
 """Characters that a secret has at the least to be looked for in texts: a shorter one would be found in words."""
+LEAST_PIECE = 8
+"""Characters of a part of a secret that is looked for by itself."""
 MOST = 1000
 """Secrets that a process looks for."""
 
@@ -117,6 +123,16 @@ def keep(value: Any) -> None:
         _keep_text(value)
 
 
+def keep_whole(secrets: Iterable[str]) -> None:
+    """The same of texts that are secrets whatever they look like, and of the words inside of them that are none of a language."""
+    with _lock:
+        for secret in secrets:
+            words = (piece for piece in re.split(r"[\s\"',:={}\\]+", secret) if len(piece) >= LEAST_PIECE and not _is_common(piece))
+            for form in (secret, *words, json.dumps(secret)[1:-1], urllib.parse.quote(secret), urllib.parse.quote(secret, safe="")):
+                if len(form) >= SHORTEST and len(_known) < MOST:
+                    _known[form] = None
+
+
 def _keep_text(text: str) -> None:
     whole = text.strip()
     if whole.startswith(("sqlite:", "file:")) or ("://" not in whole and (whole.startswith(("/", "~", ".")) or _is_common(whole))):
@@ -136,7 +152,9 @@ def _parts_of(url: str) -> set[str]:
     if not rest:
         return set()
     user, at_sign, place = rest.rpartition("@")
-    pieces = {piece for piece in re.split(r"[/?&=#,;+@:\s]+", place if at_sign else rest) if len(piece) >= 8 and not _is_common(piece)}
+    pieces = {
+        piece for piece in re.split(r"[/?&=#,;+@:\s]+", place if at_sign else rest) if len(piece) >= LEAST_PIECE and not _is_common(piece)
+    }
     return {*(piece for piece in (rest, user, *user.split(":")) if not _is_common(piece)), *pieces}
 
 

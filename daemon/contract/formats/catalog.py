@@ -32,7 +32,7 @@ OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "mer
 FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
-    "anchored", "base", "cluster", "export", "formats", "jobs_at_once", "limits", "log", "merge", "merged", "metrics", "notify",
+    "anchored", "base", "cluster", "deliver", "export", "formats", "jobs_at_once", "limits", "log", "merge", "merged", "metrics", "notify",
     "older", "output", "page", "pin", "report", "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory",
     "toolchains", "validate", "validation", "variants", "watch", "work",
     "attempt", "config", "fault", "fault_once", "fault_trace",

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from daemon.contract.faults.text import small_print
 from daemon.contract.jobs.messages import Status
 from daemon.contract.jobs.terms import Judged
+from daemon.contract.values import Json
 
 
 class Figures(BaseModel):
@@ -347,6 +348,8 @@ class ReferenceFigures(Checking):
     """The first prompts, for people to look at; none where the prompts are no text."""
     texts: TextsFigures | None = None
     """What the prompts are like; missing where they are no text."""
+    answers: Json | None = None
+    """By which a server elsewhere is known to answer as the live model; missing for what is no language model."""
 
 
 class SampleFigures(Figures):

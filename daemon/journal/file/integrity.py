@@ -24,8 +24,12 @@ OPEN = "state IN ('pending', 'running')"
 _STATES = {
     "job": ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled"),
     "stage": ("waiting", "running", "succeeded", "failed", "skipped"),
+    "shipment": ("waiting", "running", "delivered", "failed", "dropped"),
 }
-JSON_COLUMNS = {"job": ("checkpoint", "work", "warnings"), "stage": ("result", "fault"), "attempt": ("fault",)}
+JSON_COLUMNS = {
+    "job": ("checkpoint", "work", "warnings"), "stage": ("result", "fault"), "attempt": ("fault",),
+    "shipment": ("variants", "fault", "resume", "receipt"),
+}  # fmt: skip
 """Table → its columns whose texts are JSON."""
 
 Shape = frozenset[tuple[str, ...]]

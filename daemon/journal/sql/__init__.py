@@ -15,7 +15,7 @@ def _file(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-MIGRATIONS: list[str] = [_file("2.sql")]
+MIGRATIONS: list[str] = [_file("2.sql"), _file("3.sql")]
 """Scripts in SQL, by their text: the first makes schema 2 of schema 1, and so on. Each adds or removes a table, a column, an index or a
 trigger, so that the schemas can be told apart by their shape. What has been released is never changed."""
 

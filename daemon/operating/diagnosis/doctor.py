@@ -25,6 +25,7 @@ from daemon.operating.diagnosis import packages
 from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.cluster import examine_cluster
 from daemon.operating.diagnosis.declared_code import flaws
+from daemon.operating.diagnosis.deliveries import doubts_of_deliveries, problems_of_deliveries
 from daemon.operating.diagnosis.owners import taken_runs
 from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
@@ -110,7 +111,7 @@ class Diagnosis:
     facts: dict[str, str]
     """Label → text, for people."""
     problems: tuple[str, ...]
-    """Why the daemon would not start, why every export would fail, or why a notification would never arrive."""
+    """Why the daemon would not start, why every export would fail, or why a notification or a delivery would never arrive."""
     warnings: tuple[str, ...]
 
 
@@ -231,6 +232,13 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
         ("notify.targets", config if in_file and not settings.notify.urls else None),
         *((f"notify.{key}", file) for key, file in settings.notify.files),
     ]  # fmt: skip
+    holders += [("deliver", config) for target in settings.deliver if target.has_secret_in_configuration][:1]
+    secrets = {f"deliver.{target.name}.secret_file": target.secret_file for target in settings.deliver}
+    problems += [
+        f"{key}: others may read {file} (mode {mode:04o}), which contains a secret; `chmod 600` it"
+        for key, file in secrets.items()
+        if file is not None and (mode := open_to_others(file)) is not None and _read_by_more(file, mode, settings)
+    ]
     problems += [
         f"{key}: others may read {file} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it"
         for key, file in holders
@@ -381,6 +389,8 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     ]  # fmt: skip
     problems += problems_of_trackers(settings)
     warnings += doubts_of_trackers(settings)
+    problems += problems_of_deliveries(settings)
+    warnings += doubts_of_deliveries(settings)
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))
     threads = settings.limits.effective_threads

@@ -130,8 +130,14 @@ RULES = (
     JournalRule(
         "message-twice",
         f"SELECT job.id job, count(*) what FROM job JOIN outbox ON outbox.job = job.id AND outbox.created >= job.ended"
+        " AND outbox.kind NOT IN ('delivered', 'delivery_failed')"
         f" WHERE job.state IN {_REPORTED} GROUP BY job.id HAVING count(*) > 1",
         "it has {what} notifications of its end",
+    ),
+    JournalRule(
+        "delivery-without-end",
+        "SELECT job, target what FROM shipment WHERE (state = 'delivered' AND receipt IS NULL) OR (state = 'failed' AND fault IS NULL)",
+        "its delivery to {what} has ended, but how is not recorded", "run `ckptd deliver` with that export and that target again",
     ),
     JournalRule(
         "message-state",

@@ -1,4 +1,4 @@
-"""`ckptd logs --stage`: what the attempts at a stage print, on whichever machine they run.
+"""`ckptd logs --stage`, `--target`: what the attempts at a stage, or at a delivery, print, on whichever machine they run.
 
 An attempt's log is a file of its folder. Where it runs elsewhere and nothing of that file can be seen here, what its scheduler says of the
 job stands in its place.

@@ -8,6 +8,7 @@ from pathlib import Path
 from daemon.config.places.paths import StatePaths, existing, states_in
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.journal.shipment_rows import OPEN_SHIPMENT
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.stage_log import Attempted
 from daemon.operating.monitoring.status import JobDetails, find, find_made, ids
@@ -66,6 +67,27 @@ def attempted_at(state: Path, wanted: str | None, stage: str) -> Callable[[], At
         over = now.state in ENDED_STAGE or job.state in ENDED_JOB
         doing = now.message or (job.waiting_for if now.state == "waiting" else None) or ""
         return Attempted(latest.number, Path(latest.log), over, doing) if latest is not None else Attempted(0, state, over, doing)
+
+    look()
+    return look
+
+
+def delivered_at(state: Path, wanted: str | None, target: str) -> Callable[[], Attempted]:
+    """What gives the latest attempt at a delivery of the job that is meant. Raises UsageError where there is no such delivery."""
+    operation = f"show what a delivery to {target} prints"
+    if wanted is None:
+        raise UsageError(FaultCode.BAD_OPTION, operation, "no export is named", "give the export with `--job`, and its target")
+    id = find_job(state, wanted).id
+
+    def look() -> Attempted:
+        deliveries = find_job(state, id).deliveries
+        now = next((row for row in deliveries if row.target == target), None)
+        if now is None:
+            names = ", ".join(row.target for row in deliveries)
+            cause = f"{id} is to be delivered to {names}" if names else f"{id} is to be delivered nowhere"
+            raise UsageError(FaultCode.BAD_OPTION, operation, cause, f"take a target of `ckptd show {id}`")
+        log = StatePaths(state).deliveries / id / f"{target}.{now.attempts}.log"
+        return Attempted(now.attempts, log, now.state not in OPEN_SHIPMENT, now.error or "")
 
     look()
     return look

@@ -46,11 +46,13 @@ from daemon.journal.overview import (
 from daemon.journal.overview import Place as JobPlace
 from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow
+from daemon.journal.shipment_rows import TargetDeliveries, deliveries
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.disk_advice import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
+from daemon.operating.monitoring.deliveries import DeliveryStatus, looked_up
 from daemon.operating.monitoring.live import (
     REWRITE_SECONDS,
     STILL_SECONDS,
@@ -226,6 +228,8 @@ class JobStatus:
     """The variants of an export that has ended which were not made or not checked, each with the stage that failed."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Variant asked for that was not exact enough → the form that is published in its place."""
+    deliveries: tuple[DeliveryStatus, ...] = ()
+    """Its deliveries to targets of `[[deliver]]`, by their names."""
     added: tuple[str, ...] = ()
     """The forms in `artifacts` that nobody asked for, made in the place of others."""
 
@@ -276,6 +280,8 @@ class Snapshot:
     """The configuration file that this command used; None if there is none."""
     delayed: tuple[DelayedState, ...] = ()
     """Complete checkpoints that can't be taken now, for example because a disk is full; they are tried again until they can."""
+    deliveries: tuple[TargetDeliveries, ...] = ()
+    """The deliveries to each target of `[[deliver]]` that has any."""
     config_problem: str | None = None
     """Why that file can't be used as it is now, as a sentence; None if it can. A running daemon continues with what it read before."""
 
@@ -292,8 +298,11 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
     live = last.aged() if running else LiveFile()
     still = _standing_still(paths, live) if running and away is None else None
 
+    delivered: list[TargetDeliveries] = []
+
     def look(connection: Connection) -> tuple[Overview, tuple[JobStatus, ...]]:
         seen = overview(connection, limit)
+        delivered.extend(deliveries(connection))
         scene = _scene(connection, live, running)
         return seen, tuple(job for place in seen.jobs if (job := _in_list(connection, state, place, scene)) is not None)
 
@@ -337,6 +346,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
         disks=disks,
         last_end=live.last_end or read_last_end(paths),
         foreground=_in_the_foreground(state),
+        deliveries=tuple(delivered),
     )
 
 
@@ -420,10 +430,11 @@ class _Scene:
     at_work: int
     """Jobs that were begun and have not ended."""
     earlier: Callable[[JobRow], Earlier]
+    deliveries: Callable[[str], tuple[DeliveryStatus, ...]]
 
 
 def _scene(connection: Connection, live: LiveFile, running: bool) -> _Scene:
-    return _Scene(live, running, *standing(connection), _earlier(connection))
+    return _Scene(live, running, *standing(connection), _earlier(connection), looked_up(connection))
 
 
 def _ask_journal(state: Path, look: Callable[[Connection], T]) -> T | None:
@@ -486,7 +497,8 @@ def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene
         report = Path(known.target, REPORT)
         gone = known.state in ("failed", "cancelled") and _is_gone(known.checkpoint)
         there = str(report) if report.is_file() else None
-        return replace(known, report_file=there, kept=is_kept(Path(known.target)), checkpoint_gone=gone)
+        kept, lies = is_kept(Path(known.target)), scene.deliveries(place.id)
+        return replace(known, report_file=there, kept=kept, checkpoint_gone=gone, deliveries=lies)
     view = job_of_id(connection, place.id, brief=True)
     if view is None:
         return None
@@ -714,4 +726,5 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         report_file=str(report) if job.state in ENDED_JOB and report.is_file() else None,
         checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(checkpoint.path),
         kept=job.state in ENDED_JOB and is_kept(target),
+        deliveries=scene.deliveries(job.id),
     )

@@ -19,6 +19,7 @@ from daemon.operating.monitoring.outlook import about
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.artifacts import LostArtifact
+    from daemon.operating.monitoring.deliveries import DeliveryStatus
     from daemon.operating.monitoring.status import JobStatus, StageStatus
 
 NONE = to_translate("no checkpoint has been taken yet")
@@ -82,6 +83,7 @@ def remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
         texts += [(job.error, "red")] if job.error else []
         texts += [(text, "yellow") for text in describe_lost(_unsaid(job))]
         texts += [(text, "yellow") for text in job.warnings]
+        texts += [(text, "yellow") for delivery in job.deliveries if (text := trouble_of(job, delivery))]
         for text, style in texts:
             said.setdefault(printable(text), ([], style))[0].append(job.id)
     return said
@@ -104,6 +106,24 @@ def commands(job: JobStatus) -> str | None:
     if job.foreground:
         return translated("After you have removed the cause: ckptd export {checkpoint}").format(checkpoint=shlex.quote(job.checkpoint))
     return translated(TRY_AGAIN).format(job=shlex.quote(job.id))
+
+
+def trouble_of(job: JobStatus, delivery: DeliveryStatus) -> str | None:
+    """Why an export does not lie at a target, and what to do; None where there is nothing to say."""
+    if delivery.state not in ("failed", "waiting") or not delivery.error:
+        return None
+    line = (
+        translated("not delivered to {target}: {error} When the cause is gone: `ckptd deliver {job} {target}`")
+        if delivery.state == "failed"
+        else translated("not yet delivered to {target}, which is tried again: {error}")
+    )
+    return line.format(target=delivery.target, error=translated_text(delivery.error), job=shlex.quote(job.id))
+
+
+def lies_at(job: JobStatus) -> str:
+    """The targets at which an export lies, in a few words; "" where it lies at none."""
+    targets = [delivery.target for delivery in job.deliveries if delivery.state == "delivered"]
+    return translated("at {targets}").format(targets=list_names(targets)) if targets else ""
 
 
 def _unsaid(job: JobStatus) -> list[LostArtifact]:

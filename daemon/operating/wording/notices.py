@@ -35,6 +35,7 @@ def notices(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
         *_roots(value),
         *_directories(value, most),
         *_undelivered(value),
+        *_deliveries(value),
         *_kept(value),
         *_queue(value),
     ]
@@ -182,6 +183,21 @@ def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
     return notices + [
         (translated("not notified"), _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up
     ]
+
+
+def _deliveries(value: Snapshot) -> list[tuple[str, str, str]]:
+    """Exports that do not lie where they are to be, and why."""
+    notices = []
+    for target in value.deliveries:
+        open_, failed = target.counts.get("waiting", 0) + target.counts.get("running", 0), target.counts.get("failed", 0)
+        said = [translated("{count} to be carried").format(count=open_)] if open_ else []
+        said += [translated("{count} failed (`ckptd list` names them)").format(count=failed)] if failed else []
+        if said:
+            error = translated_text(target.error) if target.error and (failed or target.failures) else ""
+            text = labelled(clauses(said), error) if error else clauses(said)
+            label = translated("deliveries to {target}:").format(target=target.target)
+            notices.append((label, text, "red" if failed else "yellow" if target.failures else "bold"))
+    return notices
 
 
 def _kept(value: Snapshot) -> list[tuple[str, str, str]]:

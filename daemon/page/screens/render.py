@@ -86,7 +86,7 @@ def environment() -> Environment:
     made.globals.update(
         translated=in_page, translated_plural=many_in_page, language=language, names=names, clauses=clauses, sentences=sentences,
         labelled=labelled, bracketed=bracketed, static=static, job_path=job_path, run_path=run_path, what=exports.what, pace=exports.pace,
-        retry_helps=exports.retry_helps, report_at=report_at,
+        retry_helps=exports.retry_helps, lies_at=exports.lies_at, report_at=report_at,
         ended=ENDED_JOB, version=__version__, host=socket.gethostname(),
     )  # fmt: skip
     return made

@@ -34,6 +34,24 @@ class BestArtifact:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """A delivery of the export to a target of `[[deliver]]`."""
+
+    target: str
+    """Name of the target."""
+    version: str | None = None
+    """The far end's name of what lies there, which never means anything else; null if it was not delivered."""
+    place: str | None = None
+    """Where it lies."""
+    moved: bool = False
+    """Whether the name that people follow there stands for it."""
+    usage: str | None = None
+    """A line of shell or code that fetches or asks it."""
+    code: str | None = None
+    """Fault code, if it failed."""
+
+
+@dataclass(frozen=True)
 class Contained:
     """A message that another one stands for."""
 
@@ -77,6 +95,8 @@ class Details:
     """Variants that a check kept from being published."""
     target: str | None = None
     """Folder of the export."""
+    delivery: Carried | None = None
+    """What was delivered, or was not."""
     remedy: str | None = None
     """What to do, if something is to be done."""
     link: str | None = None

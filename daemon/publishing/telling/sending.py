@@ -126,7 +126,8 @@ def _no_redirects() -> Iterator[list[int]]:
 
 
 _TYPES = {
-    "succeeded": "success", "recovered": "success", "failed": "failure", "daemon_unwell": "failure", "info": "info", "found": "info",
+    "succeeded": "success", "recovered": "success", "delivered": "success", "failed": "failure", "delivery_failed": "failure",
+    "daemon_unwell": "failure", "info": "info", "found": "info",
     "digest": "info",
 }  # fmt: skip
 """Event → the type of message by which Apprise chooses colour and sign; of all others "warning"."""

@@ -22,12 +22,12 @@ from daemon.contract.jobs.elsewhere import ORDERS, SCRIPT, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.version import __version__
-from daemon.running.attempts.environment import IN_UTF_8
 from daemon.running.attempts.executor import Attempt, Bounds, Order, read_job_file
 from daemon.running.cluster.attempt import Clock, ClusterAttempt
 from daemon.running.cluster.link import Link
 from daemon.running.cluster.port import Ending, Resources, Scheduler
 from daemon.running.rules.resume_keys import library_version
+from daemon.system.processes.environment import IN_UTF_8
 from daemon.toolchains.registry import HANDLERS, command_of
 
 MARGIN, SLACK = 1.5, 512 << 20

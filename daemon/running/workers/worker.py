@@ -22,7 +22,6 @@ from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import Code, FaultCode
 from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import StageResult
-from daemon.running.attempts.environment import IN_UTF_8, for_children
 from daemon.running.attempts.executor import LOG_FILE, Bounds, CpuShare, Order, Progress, Whereabouts
 from daemon.running.attempts.post_mortem import Death, conclude, mib, over_limit
 from daemon.running.attempts.progress_channel import Channel
@@ -33,6 +32,7 @@ from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_BYTES, probe
 from daemon.system.logger import Logger
 from daemon.system.processes import procfs
+from daemon.system.processes.environment import IN_UTF_8, for_children
 from daemon.toolchains.registry import command_of
 
 log = Logger("worker")

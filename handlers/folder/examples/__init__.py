@@ -4,7 +4,7 @@
 need onnxruntime, tokenizers and numpy alone, and read what they must know from the folder that they lie in. A Marian's tokenizer
 has no tokenizer.json: it is read by a module that lies beside the script, with sentencepiece instead of tokenizers. A chat template is
 filled in by a module beside the script too, with jinja2. Pictures and sounds are prepared by transformers' processor of the folder.
-A folder with activations has a second script, which shows them.
+A folder with activations has a second script, which shows them. Folders for web pages have a module that reads delivered versions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ CHAT = "chat_template.py"
 """Fills in a chat template."""
 ACTIVATIONS = "activations.py"
 """Shows activations."""
+HOSTING = "hosting.js"
+"""Loads files of a version that was delivered to where a web server shows it."""
 
 
 def place(task: str, folder: Path) -> None:
@@ -30,5 +32,5 @@ def place(task: str, folder: Path) -> None:
 
 
 def place_beside(name: str, folder: Path) -> None:
-    """Put one of MARIAN, CHAT and ACTIVATIONS into `folder`."""
+    """Put one of MARIAN, CHAT, ACTIVATIONS and HOSTING into `folder`."""
     shutil.copyfile(Path(__file__).with_name(name), folder / name)

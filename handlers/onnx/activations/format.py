@@ -18,7 +18,7 @@ FORMAT = Format(
     order=30,
     files={
         "*.onnx": "graphs", "*.onnx*data": "weights", "graphs.json": "runtime", "activations.json": "runtime",
-        "activations.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
+        "activations.py": "example", "hosting.js": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ONNX Runtime",),
     options="handlers.onnx.options:OnnxOptions",

@@ -121,7 +121,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, str(error), remedy, path=source) from error
     made.write(staging)
     copy_beside(source, staging, graphs)
-    examples.place_beside(examples.ACTIVATIONS, staging)
+    for name in (examples.ACTIVATIONS, examples.HOSTING):
+        examples.place_beside(name, staging)
     agreed = contract(staging, made.files, outputs, task=made.task, layers=torchs.layers)
     agreed.write(staging)
     return StageOutput(figures=_figures(made, errors, agreed.content, staging), warnings=warnings, fallbacks=fallbacks)

@@ -111,6 +111,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         bases=_as_written(facts, "bases"),
         texts=_texts(facts, reference),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
+        answers=_as_written(facts, "answers"),
         samples=samples.collect(reference, artifacts),
         comparison=comparison.collect(reference, artifacts),
         artifacts=artifacts,

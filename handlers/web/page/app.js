@@ -1,5 +1,8 @@
-// Runs the model of this folder by transformers.js, which is expected in ../node_modules: nothing is loaded from anywhere else.
+// Runs the model of this folder by transformers.js, which is expected in ../node_modules: nothing is loaded from anywhere else, but for
+// what the page's address names: ?from=ADDRESS/my-run/&version=latest takes the model from where ckptd delivered it.
 // To use it in your own page, see `load` and `run`.
+import { open } from "./hosting.js";
+
 const PACKAGES = "../node_modules";
 const facts = JSON.parse(document.getElementById("facts").textContent);
 const form = document.getElementById("form");
@@ -42,17 +45,34 @@ async function load() {
   env.allowLocalModels = true;
   env.backends.onnx.wasm.wasmPaths = new URL(`${PACKAGES}/onnxruntime-web/dist/`, location).href;
   const parts = new Map();
-  const heard = (event) => {
-    if (event.status !== "progress") return;
-    parts.set(event.file, [event.loaded, event.total]);
+  const heard = (file, ...size) => {
+    if (document.body.dataset.ready) return; // what else is still being fetched must not hide what went wrong
+    parts.set(file, size);
     const [loaded, total] = [...parts.values()].reduce(([a, b], [c, d]) => [a + c, b + d], [0, 0]);
     progress.value = total ? loaded / total : 0;
-    show(`Loading ${event.file} (${(loaded / 1e6).toFixed(0)} of ${(total / 1e6).toFixed(0)} MB)`);
+    show(`Loading ${file} (${(loaded / 1e6).toFixed(0)} of ${(total / 1e6).toFixed(0)} MB)`);
   };
+  await hostedInstead(env, heard);
   // "./" is this page's folder. Its config.json says which files to take; the browser's cache would go by their names alone.
   env.useBrowserCache = false;
-  pipe = await library.pipeline(facts.task, "./", { device: "wasm", progress_callback: heard });
+  pipe = await library.pipeline(facts.task, "./", {
+    device: "wasm", progress_callback: (event) => { if (event.status === "progress") heard(event.file, event.loaded, event.total); },
+  });
   template = facts.task === "text-generation" && Boolean(pipe.tokenizer.chat_template);
+}
+
+/** Where the page's address names a hosting, let the library get from there what it takes to be in this folder. */
+async function hostedInstead(env, heard) {
+  const given = new URLSearchParams(location.search);
+  if (!given.has("from")) return;
+  const hosted = await open(given.get("from"), given.get("version") ?? "latest", heard);
+  if (!hosted.files.has(`${facts.variant}/config.json`)) throw new Error(`Version ${hosted.version} at ${hosted.from} has no ${facts.variant}.`);
+  const here = new URL("./", location).href;
+  env.fetch = (address, options) => {
+    const whole = new URL(address, here).href;
+    return whole.startsWith(here) ? hosted.response(`${facts.variant}/${decodeURIComponent(whole.slice(here.length))}`) : fetch(address, options);
+  };
+  document.getElementById("about").textContent += ` Version ${hosted.version}, step ${hosted.step}, from ${hosted.from}`;
 }
 
 function table(head, rows) {

@@ -13,6 +13,7 @@ from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
+from daemon.journal.shipment_rows import SHIPMENT_STATES
 from daemon.journal.states import ENDED_JOB, OPEN_JOB
 from daemon.operating.monitoring.live import Condition, ConfigLoad
 from daemon.operating.monitoring.metrics.figures import Figures
@@ -63,4 +64,16 @@ def take_gauges(
     figures.set("ckptd_state_free_bytes", free_disk(paths.state))
     figures.set("ckptd_output_free_bytes", free_disk(paths.output))
     figures.set("ckptd_outbox_pending", journal.outbox.pending())
+    _take_deliveries(figures, journal)
     return figures
+
+
+def _take_deliveries(figures: Figures, journal: Journal) -> None:
+    """How what is to lie at the targets of `[[deliver]]` stands."""
+    for target, states in journal.shipments.standing().items():
+        for state in SHIPMENT_STATES:
+            figures.set("ckptd_deliveries", states.get(state, (0,))[0], target=target, state=state)
+        begun = [oldest for state, (_, oldest, _) in states.items() if state in ("waiting", "running", "failed")]
+        age = time.time() - datetime.fromisoformat(min(begun)).timestamp() if begun else 0.0
+        figures.set("ckptd_oldest_delivery_age_seconds", max(0.0, age), target=target)
+        figures.set("ckptd_delivered_bytes", states.get("delivered", (0, "", 0))[2], target=target)

@@ -1,6 +1,7 @@
 """What of the daemon's environment its children get: an allow-list, since the rest may hold keys, tokens and the URLs of notifications.
 
-Called by `worker`. A child reads files of trainers with large libraries; what it does not have, neither it nor a crash of it can give away.
+Called by the executors of attempts and by deliveries. A child reads files of trainers with large libraries; what it does not have, neither
+it nor a crash of it can give away.
 """
 
 from __future__ import annotations

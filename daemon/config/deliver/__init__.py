@@ -1,0 +1,1 @@
+"""`[[deliver]]`: where exports are delivered to, and the secrets for it."""

@@ -1,0 +1,1 @@
+"""Deliveries: which exports are carried to which target, and the queue that has it done, one process an attempt."""

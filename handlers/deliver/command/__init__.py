@@ -1,0 +1,1 @@
+"""The delivery by a command of the user's own."""

@@ -1,0 +1,1 @@
+"""The delivery to a running Ollama."""

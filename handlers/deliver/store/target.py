@@ -1,0 +1,271 @@
+"""A store as a target: a folder a version, in which the manifest is written last and once, and a document a run that is followed.
+
+PREFIX/RUN/RUN-STEP-DIGEST/…             the export's files
+PREFIX/RUN/RUN-STEP-DIGEST/MANIFEST.json  by it readers know that the version is whole
+PREFIX/RUN/latest.json                    what people follow
+PREFIX/RUN/.begun/RUN-STEP-DIGEST.json    of a version that is being brought or taken away
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from daemon.contract.delivering.orders import Listed, Move, Receipt
+from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.values import Json
+from handlers.deliver.names import short
+from handlers.deliver.store.backend import LATEST, MANIFEST, Backend
+from handlers.deliver.store.declaration import StoreOptions
+from handlers.deliver.target import AT_ONCE, Setting
+from handlers.deliver.version import SourceFile, Version
+
+MOVES = 20
+"""Of `latest.json`, before others who move it all the time are said."""
+MOST_KNOWN = 8
+"""Versions whose files may be copied there instead of being sent again: the latest."""
+NAME = re.compile(r"[A-Za-z0-9._-]+-(\d+)-([0-9a-f]{8})")
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class Store:
+    """The target."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._options = StoreOptions.model_validate(setting.options)
+        self._store = self.backend(setting)
+        self.at_once = AT_ONCE if self._options.scheme == "s3" else 1
+        self._is_new = False
+        """Whether no earlier attempt began the version, so that nothing of it lies there."""
+        self._version: Version | None = None
+        self._known: dict[str, str] | None = None
+        """Keys by digest, of contents that lie there."""
+        self._sent: dict[str, int] = {}
+        """Bytes that this process sent, by key."""
+
+    def backend(self, setting: Setting) -> Backend:
+        """The store of the URL's kind; its libraries are imported only now."""
+        if self._options.scheme == "file":
+            from handlers.deliver.store.folder import Folder
+
+            return Folder(self._options.folder, setting.resume)
+        if self._options.scheme != "s3":
+            from handlers.deliver.store.clouds import Cloud
+
+            return Cloud(self._options, setting.secret)
+        from handlers.deliver.store.s3 import S3
+
+        return S3(self._options, setting.secret, setting.resume)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._store.close()
+
+    def look(self) -> None:
+        """Find out whether it could be written."""
+        self._store.look()
+
+    def foresee(self, version: Version) -> None:
+        """Learn in which folder it will lie."""
+        self._version = version
+
+    @property
+    def _folder(self) -> str:
+        assert self._version is not None
+        return f"{run_folder(self._version.run)}/{self._version.name}"
+
+    def put(self, file: SourceFile, sent: Callable[[int], None]) -> int:
+        """Let it lie in the version's folder, which has no manifest yet: copied there where another version has it."""
+        if self._known is None:
+            self._known = self._begin()
+        key = f"{self._folder}/{file.path}"
+        may_be_there = not self._is_new or key in self._sent
+        mine = self._sent.setdefault(key, 0)
+        if may_be_there and self._store.has(key, file):
+            self._known.setdefault(file.sha256, key)
+            return max(0, file.size - mine)
+        source = self._known.get(file.sha256)
+        if source and source != key and self._store.copy(source, key, file):
+            return max(0, file.size - mine)
+
+        def count(more: int) -> None:
+            self._sent[key] += more
+            sent(more)
+
+        before = self._store.send(key, file, count)
+        self._known.setdefault(file.sha256, key)
+        return max(0, before - mine)
+
+    def read_back(self, file: SourceFile) -> Iterator[bytes]:
+        """It as it lies there."""
+        return self._store.stream(f"{self._folder}/{file.path}")
+
+    def _begin(self) -> dict[str, str]:
+        """Say there that the version comes, unless it is there; gives where contents lie, by their digests."""
+        version, known = self._version, dict[str, str]()
+        assert version is not None
+        run = run_folder(version.run)
+        if not self._is_there(version):
+            self._is_new = self._store.read(begun(self._folder)) is None
+            self._store.write(begun(self._folder), _document(version), None)
+        names = sorted((name for name in self._store.folders(f"{run}/") if NAME.fullmatch(name)), key=_step, reverse=True)
+        for name in names[:MOST_KNOWN]:
+            for entry in _files(self._manifest(f"{run}/{name}")):
+                known.setdefault(str(entry["sha256"]), f"{run}/{name}/{entry['path']}")
+        return known
+
+    def _is_there(self, version: Version) -> bool:
+        """Whether it lies there, whole. Raises Permanent where something else does."""
+        if (there := self._store.read(f"{self._folder}/{MANIFEST}")) is None:
+            return False
+        rows = _files(_json(there.body))
+        if {(str(row["path"]), str(row["sha256"])) for row in rows} != {(file.path, file.sha256) for file in version.files}:
+            raise Permanent(
+                FaultCode.DELIVERY_CONFLICT, "write a version", "something else lies there under its name",
+                "look at what lies there, and remove it", path=f"{self._store.place}{self._folder}",
+            )  # fmt: skip
+        return True
+
+    def finish(self, version: Version, move: Move) -> Receipt:
+        """Write the manifest, and let `latest.json` name the version."""
+        self._version = version
+        data = _document(version)
+        if not self._store.publish(self._folder, data) and not self._is_there(version):
+            remedy = "it is delivered again by itself"
+            raise Retryable(FaultCode.DELIVERY_FAR_END, "write a version", "it was taken away meanwhile", remedy, path=self._store.place)
+        self._store.clear(self._folder)
+        self._store.delete(begun(self._folder))
+        why = self._followed(version, move)
+        place = f"{self._store.place}{self._folder}/"
+        return Receipt(version=self._folder, place=place, moved=not why, why_not_moved=why, usage=self._usage(place))
+
+    def _usage(self, place: str) -> str:
+        return {"s3": f"aws s3 cp --recursive {place} .", "gs": f"gcloud storage cp -r {place} ."}.get(self._options.scheme, f"ls {place}")
+
+    def _followed(self, version: Version, move: Move) -> str:
+        """Let `latest.json` name the version; gives why it does not, "" where it does."""
+        if move == "keep":
+            return "the target's rule leaves it as it is"
+        key = f"{run_folder(version.run)}/{LATEST}"
+        body = self._store.read(f"{self._folder}/{MANIFEST}")
+        wanted = {
+            "version": version.name, "run": version.run, "step": version.step, "path": f"{version.name}/",
+            "manifest_sha256": hashlib.sha256(body.body if body else b"").hexdigest(),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }  # fmt: skip
+        for _ in range(MOVES):
+            there = self._store.read(key)
+            known = _json(there.body) if there else {}
+            if {**known, "at": ""} == {**wanted, "at": ""}:
+                return ""
+            if move == "move" and there is not None and (why := _ahead(known, version)):
+                return why
+            if self._store.write(key, json.dumps(wanted, indent=1).encode(), there.tag if there else ""):
+                return ""
+        raise Permanent(FaultCode.DELIVERY_CONFLICT, f"move {LATEST}", "others move it all the time", "deliver again later")
+
+    def list(self, run: str) -> Sequence[Listed]:
+        """The folders whose manifest names the files that their name stands for, and what was begun."""
+        rows = []
+        for folder in [run_folder(run)] if run else self._store.folders(""):
+            if not FOLDER.fullmatch(folder):
+                continue
+            latest = self._store.read(f"{folder}/{LATEST}")
+            current = str(_json(latest.body).get("version")) if latest else ""
+            unfinished = {name.removesuffix(".json") for name in self._store.files(f"{folder}/.begun/")}
+            for name in sorted({*self._store.folders(f"{folder}/"), *unfinished}):
+                whole = self._manifest(f"{folder}/{name}")
+                if (about := whole or self._unfinished(f"{folder}/{name}")) and run in ("", about.get("run")):
+                    rows.append(
+                        Listed(
+                            version=f"{folder}/{name}", run=str(about.get("run")), step=int(_step(name)),
+                            export=str(about.get("export_id", "")), current=name == current, whole=bool(whole),
+                        )
+                    )  # fmt: skip
+        return sorted(rows, key=lambda row: (row.run, row.step, row.version))
+
+    def remove(self, version: str) -> None:
+        """Take its manifest away, then the files that it names."""
+        folder, _, name = version.partition("/")
+        if not FOLDER.fullmatch(folder) or not (about := self._manifest(version) or self._unfinished(version)):
+            return
+        latest = self._store.read(f"{folder}/{LATEST}")
+        if latest and _json(latest.body).get("version") == name:
+            cause = f"{LATEST} names it"
+            raise Permanent(FaultCode.DELIVERY_CONFLICT, f"remove {version}", cause, "let it name another version first")
+        self._store.write(begun(version), json.dumps(about, indent=1).encode(), None)
+        self._store.delete(f"{version}/{MANIFEST}")
+        for entry in _files(about):
+            self._store.delete(f"{version}/{entry['path']}")
+        self._store.clear(version)
+        self._store.delete(begun(version))
+
+    def _manifest(self, folder: str) -> Json:
+        """The manifest of a version that ckptd brought whole; {} where there is none."""
+        there = self._store.read(f"{folder}/{MANIFEST}") if NAME.fullmatch(folder.partition("/")[2]) else None
+        return _ours(folder, there.body) if there else {}
+
+    def _unfinished(self, folder: str) -> Json:
+        """What a version that is not whole will be; {} where there is none."""
+        there = self._store.read(begun(folder)) if NAME.fullmatch(folder.partition("/")[2]) else None
+        return _ours(folder, there.body) if there else {}
+
+
+def run_folder(run: str) -> str:
+    """The folder of a run."""
+    return short(run, 100, dots=True)
+
+
+def begun(folder: str) -> str:
+    """The key that says what a version will be."""
+    return f"{folder.replace('/', '/.begun/')}.json"
+
+
+def _document(version: Version) -> bytes:
+    """The export's manifest, with the files that are carried."""
+    files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in version.files]
+    return json.dumps({**version.manifest, "files": files}, indent=1).encode()
+
+
+def _json(body: bytes) -> Json:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _files(manifest: Json) -> Sequence[Any]:
+    """A manifest's rows, without those that lead out of its folder."""
+    rows = manifest.get("files")
+    return [
+        row for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict) and {"path", "size", "sha256"} <= row.keys() and not {"", ".", ".."} & set(str(row["path"]).split("/"))
+    ]  # fmt: skip
+
+
+def _ours(folder: str, body: bytes) -> Json:
+    """A manifest; {} where the folder's name is not that of its contents."""
+    manifest, parts = _json(body), NAME.fullmatch(folder.partition("/")[2])
+    lines = sorted((str(row["path"]), f"{row['sha256']} {row['size']} {row['path']}\n") for row in _files(manifest))
+    digest = hashlib.sha256("".join(line for _, line in lines).encode("utf-8", "surrogateescape")).hexdigest()
+    return (
+        manifest if parts and digest.startswith(parts.group(2)) and run_folder(str(manifest.get("run"))) == folder.partition("/")[0] else {}
+    )
+
+
+def _step(name: str) -> int:
+    parts = NAME.fullmatch(name)
+    return int(parts.group(1)) if parts else 0
+
+
+def _ahead(known: Json, version: Version) -> str:
+    """Why what `latest.json` says is not to be replaced; "" where it is."""
+    if known.get("run") != version.run or not isinstance(known.get("step"), int):
+        return f"{LATEST} is something that ckptd did not write"
+    return f"it names the later step {known['step']}" if known["step"] > version.step else ""

@@ -1,0 +1,103 @@
+"""The contract over a real sshd, and what goes wrong there."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from daemon.contract.faults.fault_codes import FaultCode
+from handlers.deliver.rsync.connection import error_of
+from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.checks import CHECKS, Check
+from tests.deliver.rsync.machine import Machine, fetch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        pytest.skip("sshd and rsync are Debian's packages, and there is no apt-get here")
+    try:
+        return fetch(tmp_path_factory.getbasetemp().parent / "ssh-packages")
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"the packages of sshd and rsync can't be fetched here: {error}")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tree: Path) -> Iterator[Bench]:
+    (folder := tmp_path / "far end").mkdir()
+    site = Machine(folder)
+    site.tree = tree
+    with site:
+        yield Bench(site, tmp_path)
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if not check.over_http], ids=lambda check: check.name)
+def test_the_contract_holds(bench: Bench, check: Check) -> None:
+    check.call(bench)
+
+
+def test_a_machine_whose_key_is_not_known_or_another_is_refused(bench: Bench) -> None:
+    (known := bench.site.folder / "known").write_text("")
+    end = bench.deliver(bench.export(), action="look").end
+    assert end.permanent and end.fault and end.fault.code == FaultCode.DELIVERY_REFUSED and "known_hosts" in end.fault.remedy
+    known.write_text(f"[127.0.0.1]:{machine(bench).port} {(bench.site.folder / 'key.pub').read_text()}")
+    end = bench.deliver(bench.export()).end
+    assert end.permanent and end.fault and end.fault.code == FaultCode.DELIVERY_REFUSED
+    assert not bench.site.visible("run-a")
+
+
+def test_a_key_without_rights_is_refused(bench: Bench) -> None:
+    bench.site.secret = (bench.site.folder / "host").read_text()
+    end = bench.deliver(bench.export()).end
+    assert end.permanent and end.fault and end.fault.code == FaultCode.DELIVERY_REFUSED and "Permission denied" in end.fault.cause
+
+
+def test_the_key_is_on_no_disk_and_no_command_line(bench: Bench, tmp_path: Path) -> None:
+    line = bench.site.secret.splitlines()[2]
+    delivery = bench.start(bench.export(files={"pytorch/model.safetensors": 40 << 20}), bandwidth=20 << 20)
+    seen = set()
+    while delivery.process.poll() is None:
+        for process in psutil.process_iter(["name", "cmdline"]):
+            words = " ".join(process.info["cmdline"] or ())
+            assert line not in words
+            if str(bench.site.folder) in words:
+                seen.add(process.info["name"])
+        for path in (tmp_path / "scratch").rglob("*"):
+            with contextlib.suppress(OSError):
+                assert not path.is_file() or line not in path.read_text(errors="replace"), path
+    assert delivery.receipt and {"ssh", "rsync"} <= seen
+
+
+def machine(bench: Bench) -> Machine:
+    assert isinstance(bench.site, Machine)
+    return bench.site
+
+
+def test_a_cut_in_the_midst_goes_on_where_it_was(bench: Bench) -> None:
+    export = bench.export(files={"pytorch/model.safetensors": 24 << 20})
+    delivery = bench.start(export, bandwidth=6 << 20)
+    parts = machine(bench).models / ".ckptd/parts"
+    while not any(path.stat().st_size > 6 << 20 for path in (parts.glob("*") if parts.is_dir() else ())):
+        assert delivery.process.poll() is None
+        time.sleep(0.02)
+    machine(bench).cut()
+    assert delivery.end.fault and not delivery.end.permanent and delivery.end.fault.code == FaultCode.DELIVERY_FAR_END
+    machine(bench).listen()
+    receipt = bench.deliver(export, resume=delivery.notes).receipt
+    assert receipt.there > 6 << 20 and receipt.sent <= export.size - receipt.there + (1 << 20)
+    bench.assert_whole(export)
+
+
+def test_a_full_disk_and_a_folder_without_rights_are_told_apart() -> None:
+    full = error_of("send", b'rsync: write failed on "x": No space left on device (28)\nrsync error: error in file IO (code 11)', "", "x")
+    assert full.fault.code == FaultCode.DELIVERY_FULL and "No space left" in full.fault.cause
+    assert error_of("send", b"mkdir: cannot create directory 'x': Permission denied\n", "", "x").fault.code == FaultCode.DELIVERY_REFUSED

@@ -1,0 +1,31 @@
+"""A started S3."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deliver.contract.bench import Bench
+from tests.deliver.store.s3_site import S3Site
+from tests.environments import of_clients
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of the server's environment."""
+    try:
+        return of_clients(tmp_path_factory).python("stores")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"moto can't be installed here: {error}")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, python: Path) -> Iterator[Bench]:
+    (folder := tmp_path / "far end").mkdir()
+    site = S3Site(folder)
+    site.python = python
+    with site:
+        yield Bench(site, tmp_path)
