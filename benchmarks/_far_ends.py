@@ -1,8 +1,9 @@
 """Far ends that deliveries are measured against, each in a process of its own so that whoever measures stays small.
 
-    python -m benchmarks._far_ends hub|store|oci FOLDER [PYTHON or FOLDER OF PACKAGES]
+    python -m benchmarks._far_ends hub|store|oci FOLDER PYTHON-OR-FOLDER-OF-PACKAGES SECONDS
 
-prints its port, and ends with its standard input. Called by `delivery.py`, which has the orders and the stock tools here too.
+prints its port, and ends with its standard input. Each request waits so many seconds. Called by `delivery.py`,
+which has the orders and the stock tools here too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
 from tests.deliver.contract.site import Site
+from tests.deliver.proxy import Fault
 
 TOKEN = "hf_" + "a1B2" * 9
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -63,10 +65,11 @@ class FarEnd:
     def options(self, port: int) -> dict[str, Any]:
         """The kind's own keys."""
         address = f"http://127.0.0.1:{port}"
-        return {
+        every: dict[str, dict[str, Any]] = {
             "hub": {"repo": "me/{run}", "endpoint": address}, "store": {"url": "s3://models/ours", "endpoint": address},
             "oci": {"repository": f"127.0.0.1:{port}/ml/{{run}}", "plain_http": True},
-        }[self.kind]  # fmt: skip
+        }  # fmt: skip
+        return every[self.kind]
 
     def stock_command(self, port: int, folder: Path) -> list[str]:
         """The command that people type."""
@@ -111,12 +114,16 @@ def site(kind: str, folder: Path, argument: str) -> Site:
         from tests.deliver.sites.hub import SITE
 
         made = SITE(folder)
-        made.chunk = 64 << 20
+        made.chunk, made.page = 64 << 20, 1000  # as the Hub's own
     elif kind == "store":
         from tests.deliver.store.s3_site import S3Site
 
         made = S3Site(folder)
         made.python = Path(argument)
+    elif kind == "oci-keeping":
+        from tests.deliver.sites.oci import SITE as KEEPING
+
+        made = KEEPING(folder)
     else:
         from tests.deliver.oci.docker_registry import DockerRegistry
 
@@ -131,11 +138,11 @@ def port_of(started: Any) -> int:
 
 
 @contextlib.contextmanager
-def running(far_end: FarEnd, folder: Path) -> Iterator[int]:
-    """A new one, empty; gives its port."""
+def running(far_end: FarEnd, folder: Path, wait: float = 0.0) -> Iterator[int]:
+    """A new one, empty, before which each request waits so many seconds; gives its port."""
     folder.mkdir(parents=True)
     process = subprocess.Popen(
-        _common.python("-m", "benchmarks._far_ends", far_end.kind, str(folder), far_end.argument),
+        _common.python("-m", "benchmarks._far_ends", far_end.kind, str(folder), far_end.argument, str(wait)),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_common.ROOT,
     )  # fmt: skip
     assert process.stdout is not None
@@ -163,6 +170,12 @@ def ours(order: Mapping[str, Any], scratch: Path) -> tuple[float, int, dict[str,
 
 if __name__ == "__main__":
     with site(sys.argv[1], Path(sys.argv[2]), sys.argv[3]) as started:
-        print(port_of(started), flush=True)
+        port = port_of(started)
+        if seconds := float(sys.argv[4]):
+            proxy = started.proxy
+            assert proxy is not None
+            proxy.plan(Fault(wait=seconds), times=None)
+            port = int(proxy.url.rpartition(":")[2])
+        print(port, flush=True)
         sys.stdin.buffer.read()
         os._exit(0) if sys.argv[1] == "hub" else None

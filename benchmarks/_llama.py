@@ -55,12 +55,12 @@ made = ModelFile(Path(sys.argv[1]), "base", Path(tempfile.mkdtemp(dir=Path(sys.a
 made.write(made.lossless, Path(sys.argv[2]), lambda done: None)
 """
 RESTART = """\
-if [ -f {folder}/pid ]; then kill $(cat {folder}/pid); while kill -0 $(cat {folder}/pid) 2>/dev/null; do sleep 0.01; done; fi
+if [ -f {folder}/pid ]; then kill $(cat {folder}/pid); while [ -e /proc/$(cat {folder}/pid)/exe ]; do sleep 0.01; done; fi
 lora=""; [ -e {shelf}/current.gguf ] && lora="--lora {shelf}/current.gguf"
 setsid {program} -m {base} $lora --port {port} -c 512 -t 1 -np 1 --no-warmup > {folder}/log 2>&1 < /dev/null &
 echo $! > {folder}/pid
 """
-"""What a service manager does: it ends the old process and begins the new one."""
+"""What a service manager does: it ends the old process and begins the new one. One that has ended counts before init has taken it in."""
 WAIT_SECONDS = 180.0
 
 

@@ -30,8 +30,8 @@ def deliver(
         list[str] | None,
         typer.Argument(
             metavar="JOB [TARGET]...",
-            help="The export: its id, the beginning or last part of it, RUN/STEP, or its folder; then targets of [[deliver]]. Default: all"
-            " that are for its run.",
+            help="The export: its id, the beginning or last part of it, RUN/STEP, or its folder; then targets. Default: all that are"
+            " for its run.",
         ),
     ] = None,
     config: ConfigOption = None,
@@ -104,7 +104,7 @@ def _deliver(
     try:
         rows = [by_hand.enter(journal, job, target, force=force, again=again) for target in targets]
         runs = is_locked(StatePaths(settings.state_directory).lock)
-        if wait and not runs and any(row.entered for row in rows):
+        if wait and not runs and any(row.state in by_hand.OPEN_SHIPMENT for row in rows):
             raise UsageError(
                 FaultCode.NOT_RUNNING, "wait for the delivery", "no daemon runs on this state directory; it is in the queue",
                 "start one: `ckptd run`", path=settings.state_directory,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.delivering.orders import End, Move, Note, Report, Warned
+from daemon.contract.delivering.orders import End, Move, Note, Progress, Report, Warned
 from daemon.contract.disk.files import remove_tree
-from daemon.contract.light import dataclass as light_dataclass
 from daemon.contract.values import Json
 from daemon.delivering import entries
 from daemon.delivering.endpoint import Endpoint
@@ -25,21 +23,6 @@ LOGS = 3
 """Attempts at a delivery whose logs stay."""
 
 
-@light_dataclass(frozen=True)
-class Progress:
-    """How far a delivery is that runs."""
-
-    job: str
-    target: str
-    attempt: int
-    fraction: float
-    message: str
-    bytes: int
-    """Carried so far by this attempt."""
-    seconds: float
-    """Since its begin."""
-
-
 @dataclass
 class Flight:
     """An attempt that runs, or whose end the journal has not taken yet."""
@@ -48,7 +31,6 @@ class Flight:
     attempt: int
     process: DeliveryProcess
     scratch: Path
-    began: float
     report: Report
     notes: dict[str, Json | None] = field(default_factory=dict)
     """That the journal has not taken yet."""
@@ -58,9 +40,7 @@ class Flight:
     def progress(self) -> Progress:
         """How far it is."""
         shipment, report = self.shipment, self.report
-        return Progress(
-            shipment.job, shipment.target, self.attempt, report.fraction, report.message, report.bytes, time.monotonic() - self.began
-        )
+        return Progress(shipment.job, shipment.target, self.attempt, report.fraction, report.message, report.bytes)
 
 
 class Attempts:
@@ -80,7 +60,7 @@ class Attempts:
         process = DeliveryProcess(
             order_of(target, shipment, move, scratch), self._environment(target), folder / f"{shipment.target}.{attempt}.log"
         )
-        return Flight(shipment, attempt, process, scratch, time.monotonic(), Report(fraction=0.0, message="starting"))
+        return Flight(shipment, attempt, process, scratch, Report(fraction=0.0, message="starting"))
 
     def read(self, flight: Flight) -> None:
         """Take in what a process said: notes are journaled, all that are there in one commit. Its end is `flight.end` once it has ended."""

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.delivering.orders import End, Move
+from daemon.contract.delivering.orders import End, Move, Progress
 from daemon.contract.disk import failpoints
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import keep
 from daemon.delivering import entries, rules
-from daemon.delivering.attempts import Attempts, Flight, Progress
+from daemon.delivering.attempts import Attempts, Flight
 from daemon.delivering.endpoint import Endpoint
 from daemon.delivering.entering import enter_lost, is_best
 from daemon.delivering.orders import environment_of, source_of, terms_of, unreadable_secret

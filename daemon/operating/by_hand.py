@@ -179,7 +179,7 @@ def remove(settings: Settings, target: DeliverTarget, versions: Sequence[str], *
             said = nearest(version, there) if there else "nothing lies there"
             raise UsageError(
                 FaultCode.BAD_OPTION, operation, f"there is no version {version!r}; {said}",
-                f"take a version of `ckptd deliver --list {target.name}`",
+                "take a version of `ckptd deliver --list TARGET`",
             )  # fmt: skip
         if there[version].current and not force:
             raise UsageError(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from daemon.contract.delivering.orders import Progress
 from daemon.contract.faults.errors import Fault
 from daemon.operating.engine import Engine
 from daemon.system.processes.rounds import Complaints
 from daemon.system.processes.threads import Supervised
 
 if TYPE_CHECKING:
-    from daemon.delivering.attempts import Progress
     from daemon.delivering.queue import Deliveries
 
 

@@ -461,7 +461,7 @@ class Daemon:
     def _write_live(self) -> None:
         self._live.write(live_file(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, condition=self.condition(), loaded=self._loaded,
-            care=self._maintenance.state(), in_order=self._has_stopped, stopping=self._stopping,
+            care=self._maintenance.state(), in_order=self._has_stopped, stopping=self._stopping, carried=self._delivering.progress(),
         ), self._watcher)  # fmt: skip
 
     def _write_last(self) -> None:

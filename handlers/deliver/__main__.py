@@ -68,23 +68,23 @@ def _obey(order: Order, say: Callable[[Record], None], scratch: Path) -> End:
         return End(fault=ours.fault, permanent=isinstance(ours, Permanent))
     except Exception as error:
         cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-        remedy = "run `ckptd deliver` again; report it with the log if it stays"
+        remedy = "report it with the log"
         return End(fault=Fault(code=FaultCode.UNEXPECTED, operation=f"deliver to {order.name}", cause=cause, remedy=remedy))
 
 
 def _done(order: Order, say: Callable[[Record], None], scratch: Path) -> End:
     module, _, name = order.entry.partition(":")
+    known: dict[str, Json] = {name: dict(value) for name, value in order.resume.items()}
+    resume = Resume(known, lambda name, value: say(Note(name=name, value=value)))
+    run = order.run or (str(manifest_of(Path(order.export)).get("run", "")) if order.export else "")
     try:
         make = getattr(importlib.import_module(module), name)
+        target = make(Setting(order.options, order.secret, scratch, resume, order.share, run))
     except ModuleNotFoundError as error:
         raise Permanent(
             FaultCode.DELIVERY_LIBRARY, f"deliver to {order.name}", f"the package {error.name} is not installed",
             f"install what deliveries of the kind {order.kind} need: `pip install 'ckptd[deliver]'`",
         ) from error  # fmt: skip
-    known: dict[str, Json] = {name: dict(value) for name, value in order.resume.items()}
-    resume = Resume(known, lambda name, value: say(Note(name=name, value=value)))
-    run = order.run or (str(manifest_of(Path(order.export)).get("run", "")) if order.export else "")
-    target = make(Setting(order.options, order.secret, scratch, resume, order.share, run))
     transfer = Transfer(order, target, say)
     try:
         match order.action:

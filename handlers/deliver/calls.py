@@ -35,6 +35,7 @@ _NO_ROOM = re.compile(r"no space left|disk (?:is )?full|quota|storage limit|exce
 
 MOST_XML = 4096
 """Bytes of an answer in which object stores' `<Code>` and `<Message>` are looked for."""
+_CONNECTION = re.compile(r"^HTTPS?Connection(?:Pool)?\(.*?\): ")
 _XML_ERROR = re.compile(rb"<(?:Code|Message)>([^<]*)</")
 
 Body = bytes | bytearray | Callable[[], Iterable[bytes] | Iterable[bytearray]]
@@ -229,6 +230,6 @@ def plain(url: str) -> str:
 
 
 def _reason(error: BaseException) -> Exception:
-    """The cause that a person can read."""
+    """The cause that a person can read, without what the library calls its connection."""
     reason = getattr(error, "reason", None)
-    return reason if isinstance(reason, Exception) else Exception(str(error))
+    return Exception(_CONNECTION.sub("", str(reason if isinstance(reason, Exception) else error)))

@@ -19,10 +19,10 @@ def error_of(status: int, operation: str, said: str, where: str, retry_after: st
     `retry_after`: the header of that name."""
     cause = f"the far end answered {status}" + (f": {said.strip()}" if said.strip() else "")
     if status in (401, 403):
-        remedy = "give the target's secret the right to write there, and run `ckptd deliver` again"
+        remedy = "correct the target's secret, or give it the right to write there"
         return Permanent(FaultCode.DELIVERY_REFUSED, operation, cause, remedy, path=where)
     if status in (409, 412):
-        remedy = "look at what lies there, and run `ckptd deliver` again, with --force to replace it"
+        remedy = "look at what lies there; `ckptd deliver` with --force replaces it"
         return Permanent(FaultCode.DELIVERY_CONFLICT, operation, cause, remedy, path=where)
     if status in (413, 507):
         remedy = "free space there, or let the target's `keep` remove older versions"
@@ -32,7 +32,7 @@ def error_of(status: int, operation: str, said: str, where: str, retry_after: st
         if (pause := seconds_of(retry_after)) is not None:
             return Retryable.after(pause, FaultCode.DELIVERY_FAR_END, operation, cause, remedy, path=where)
         return Retryable(FaultCode.DELIVERY_FAR_END, operation, cause, remedy, path=where)
-    remedy = "correct the target in the configuration, and run `ckptd deliver` again"
+    remedy = "correct the target in the configuration"
     return Permanent(FaultCode.DELIVERY_REFUSED, operation, cause, remedy, path=where)
 
 

@@ -17,8 +17,10 @@ from daemon.contract.delivering.orders import Listed, Move, Receipt
 from daemon.contract.values import Json
 from handlers.deliver.version import SourceFile, Version
 
-AT_ONCE = 4
+AT_ONCE = 10
 """Requests that a target over HTTP may send side by side, and connections that are kept for them."""
+SMALL_BYTES = 64 << 10
+"""Of a file that may go beside others: what a cut costs of all of them is less than a part of a large one."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,19 @@ class Choosing(Protocol):
 
 @runtime_checkable
 class SideBySide(Protocol):
-    """A target whose `put` may be called by several threads, for different contents, once the first call has ended well."""
+    """A target whose `put`, and then whose `read_back`, may be called by several threads, for different contents, once the first call has
+    ended well."""
 
     at_once: int
     """How many."""
+
+
+@runtime_checkable
+class Mending(Protocol):
+    """A target at which contents can be damaged after they were put, and put in their place again."""
+
+    def put_again(self, file: SourceFile, sent: Callable[[int], None]) -> None:
+        """Let a file's contents take the place of what `put` found or left there, which are others. Raises CkptdError."""
 
 
 class Unreadable(Exception):

@@ -6,11 +6,12 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -18,18 +19,17 @@ from typing import TypeVar
 from daemon.contract.delivering.orders import Listed, Note, Order, Receipt, Report, Warned
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import read_bounded
+from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
-from handlers.deliver.target import Choosing, Foreseeing, SideBySide, Target, Unreadable
+from handlers.deliver.target import SMALL_BYTES, Choosing, Foreseeing, Mending, SideBySide, Target, Unreadable
 from handlers.deliver.version import Pace, SourceFile, Version, read_version
 
 TRIES = 4
 """Of a call that failed in a way that may pass, within one attempt; the daemon has the longer patience."""
 PAUSE_SECONDS = 1.0
 """Before the second try; twice that before each further one."""
-SMALL_BYTES = 64 << 10
-"""Of a file that may be put beside others: what a cut costs of all of them is less than a part of a large one."""
 REPORT_SECONDS = 0.5
 REPORT_BYTES = 64 << 20
 """Of a report.json that is read."""
@@ -73,7 +73,7 @@ class Transfer:
         )
 
     def _put(self, version: Version) -> None:
-        """Put its files in their order; then small ones side by side, where the target can: what they take is the way there and back."""
+        """Put its files."""
 
         def put(file: SourceFile) -> None:
             there = self._patiently(lambda: self._target.put(file, lambda count: self._count(count, version)))
@@ -81,24 +81,27 @@ class Transfer:
                 self._there += there
             failpoints.point("deliver.put")
 
+        self._each(version, put)
+
+    def _each(self, version: Version, call: Callable[[SourceFile], None]) -> None:
+        """Do it with its files in their order; small ones side by side where the target can: what they take is the way there and back."""
         at_once = self._target.at_once if isinstance(self._target, SideBySide) else 1
         # What has the same contents as another file is put later, since it lies there by then; and the first one alone, which begins.
         small = {file.sha256: file for file in version.files[1:] if file.size <= SMALL_BYTES} if at_once > 1 else {}
+        chosen = set(map(id, small.values()))
+        others = [file for file in version.files if id(file) not in chosen]
+        for file in others[:1]:
+            call(file)
         if small:
-            chosen = set(map(id, small.values()))
-            first, *rest = (file for file in version.files if id(file) not in chosen)
-            put(first)
             with ThreadPoolExecutor(at_once) as pool:
-                for done in [pool.submit(put, file) for file in small.values()]:
+                for done in [pool.submit(call, file) for file in small.values()]:
                     try:
                         done.result()
                     except BaseException:
                         pool.shutdown(cancel_futures=True)
                         raise
-        else:
-            rest = list(version.files)
-        for file in rest:
-            put(file)
+        for file in others[1:]:
+            call(file)
 
     def version(self) -> Version:
         """What is carried. Raises CkptdError."""
@@ -138,12 +141,27 @@ class Transfer:
 
     def _compare(self, version: Version) -> None:
         """Read what lies there now, and compare it with the manifest's digests."""
-        for file in version.files:
-            try:
-                self._read += self._patiently(lambda file=file: self._compared(file, version))  # type: ignore[misc]
-            except Unreadable as reason:
-                self._say(Warned(text=f"what was delivered is not read back: {reason}"))
-                return
+
+        def compare(file: SourceFile) -> None:
+            count = self._whole(file, version)
+            with self._counting:
+                self._read += count
+
+        with contextlib.suppress(Unreadable):
+            self._each(version, compare)
+
+    def _whole(self, file: SourceFile, version: Version) -> int:
+        """Bytes of a file that is compared, and mended once where something else lies there."""
+        try:
+            return self._patiently(lambda: self._compared(file, version))
+        except Permanent as error:
+            target = self._target
+            if error.fault.code != FaultCode.DELIVERY_MISMATCH or not isinstance(target, Mending):
+                raise
+        self._patiently(lambda: target.put_again(file, lambda count: self._count(count, version)))
+        count = self._patiently(lambda: self._compared(file, version))
+        self._say(Warned(text=f"{quoted(file.path)} was another file at the far end than here, and was put there again"))
+        return count
 
     def _compared(self, file: SourceFile, version: Version) -> int:
         digest, count = hashlib.sha256(), 0
@@ -164,8 +182,7 @@ class Transfer:
         if not self._order.keep:
             return removed
         try:
-            listed = [row for row in self._target.list(version.run) if row.whole and row.version != receipt.version and not row.current]
-            for row in listed[: max(0, len(listed) + 1 - self._order.keep)]:
+            for row in surplus(self._target.list(version.run), receipt.version, self._order.keep):
                 self._target.remove(row.version)
                 removed.append(row.version)
         except CkptdError as error:
@@ -184,6 +201,16 @@ class Transfer:
                 self._sleep(error.delay or pause)
                 pause *= 2
         return call()
+
+
+def surplus(listed: Sequence[Listed], delivered: str, keep: int) -> list[Listed]:
+    """What a target that keeps so many versions of a run takes away, of what lies there, the oldest first: whole versions, and what was
+    begun before the oldest that stays. What was just delivered stays, and what people follow."""
+    others = [row for row in listed if row.version != delivered and not row.current]
+    whole = [row for row in others if row.whole]
+    gone = whole[: max(0, len(whole) + 1 - keep)]
+    left = [row.step for row in listed if row.whole and row not in gone]
+    return [row for row in others if row in gone or (not row.whole and row.step < min(left, default=0))]
 
 
 def _report_of(folder: Path) -> Json:

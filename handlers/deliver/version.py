@@ -77,12 +77,12 @@ class SourceFile:
         try:
             handle = os.open(self.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                data = os.pread(handle, count, start)
+                data, size = os.pread(handle, count, start), os.fstat(handle).st_size
             finally:
                 os.close(handle)
         except OSError as error:
             raise gone(self.source, error) from error
-        if len(data) != min(count, self.size - start):
+        if size != self.size or len(data) != min(count, self.size - start):
             raise changed(self.source)
         self.pace.take(len(data))
         return data

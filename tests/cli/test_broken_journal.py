@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from daemon.config.places.paths import StatePaths
+from daemon.contract.delivering.orders import Receipt
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.file.integrity import JSON_COLUMNS
+from daemon.journal.journal import Journal
 from daemon.journal.overview import REBUILT
+from daemon.journal.shipment_rows import NewShipment
 from tests.cli.test_bad_input import ckptd
 from tests.sampling import some
 from tests.upgrades.frozen import STATES, thaw
 
 TEXTS = ("", "{", "not JSON", "[1, 2", "null", "7", "{}")
 """What may be in place of a text: broken JSON, and JSON of another kind."""
+FAULT = Fault(code=FaultCode.DELIVERY_FAR_END, operation="deliver", cause="no answer", remedy="wait").model_dump_json()
+RECEIPT = Receipt(version="v", place="there").model_dump_json()
 COMMANDS = (
     ("status",), ("status", "--json"), ("list",), ("list", "--json"), ("queue",), ("verify", "--journal"),
 )  # fmt: skip
@@ -26,6 +34,13 @@ COMMANDS = (
 def home(tmp_path: Path) -> Path:
     """The folder of a daemon of version 1.0.0 that left exports in several states."""
     thaw(STATES / "1.0.0.tar.gz", home := tmp_path / "home")
+    with contextlib.closing(Journal(StatePaths(home / "state").journal)) as journal:
+        (job,) = journal_of(home).execute("SELECT id FROM job WHERE state = 'succeeded' LIMIT 1").fetchone()
+        assert journal.shipments.enter(job, [NewShipment("far", ("onnx",))])
+    connection = journal_of(home)
+    connection.execute("UPDATE shipment SET state = 'running'")
+    connection.execute("UPDATE shipment SET state = 'failed', fault = ?, receipt = ?, resume = ?", (FAULT, RECEIPT, '{"part": {}}'))
+    connection.close()
     return home
 
 
@@ -65,10 +80,12 @@ def places(home: Path) -> list[tuple[str, str, int]]:
 
 def test_the_columns_that_are_checked_are_those_that_hold_json(places: list[tuple[str, str, int]]) -> None:
     known = {(table, column) for table, columns in JSON_COLUMNS.items() for column in columns}
-    assert {place[:2] for place in places} == known | {("control", "value")}
+    assert {place[:2] for place in places} == known | set(OTHERS)
 
 
-COLUMNS = [*((table, column) for table, columns in JSON_COLUMNS.items() for column in columns), ("control", "value")]
+OTHERS = (("control", "value"), ("outbox", "about"), ("target", "wants"))
+"""Those that the daemon writes again."""
+COLUMNS = [*((table, column) for table, columns in JSON_COLUMNS.items() for column in columns), *OTHERS]
 
 
 @pytest.mark.parametrize(("column", "text"), some([(column, text) for column in COLUMNS for text in TEXTS], of=5))

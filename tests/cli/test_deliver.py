@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from daemon.journal.journal import Journal
 from tests.deliver.shelf import installed
 from tests.runner.conftest import Toy
 
@@ -117,7 +119,8 @@ def test_every_view_says_where_an_export_lies_and_what_a_failed_delivery_needs(b
     assert not [text for text in words.values() if SECRET in text]
 
     checked = box.shown("check", code=2)
-    assert "deliver.lies (shelf): the far end answered 403: the key *** opens nothing; give the target's secret the right" in checked
+    assert "deliver.lies (shelf): the far end answered 403: the key *** opens nothing (" in checked
+    assert "); correct the target's secret, or give it the right to write there" in checked and "lies (shelf)" in checked.split("wrong")[0]
     assert "deliver.shelf" not in checked
 
     figures = (box.shelf.parent / "ckptd.prom").read_text
@@ -145,6 +148,11 @@ def test_without_a_daemon_it_is_said_and_the_next_one_carries_it(box: Box) -> No
     assert "no daemon runs, so it is carried when one is started" in box.type("run/4", "shelf").stdout
     waited = box.type("run/4", "shelf", "--wait")
     assert waited.returncode == 2 and "no daemon runs on this state directory" in waited.stderr
+    with contextlib.closing(Journal(box.toy.state / "journal.sqlite3")) as journal:  # as a daemon leaves it that was killed
+        (shipment,) = (row for row in journal.shipments.of(box.toy.status()["jobs"][0]["id"]) if row.target == "shelf")
+        assert journal.shipments.claim(shipment)
+    assert "no daemon runs, so it is carried when one is started" in box.type("run/4", "shelf").stdout
+    assert box.type("run/4", "shelf", "--wait").returncode == 2
     box.toy.start()
     box.toy.wait_for(lambda value: "latest" in box.there())
 

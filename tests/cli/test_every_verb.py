@@ -31,7 +31,7 @@ from tests.sampling import some
 
 WITHOUT_CONFIGURATION = (("demo",), ("init",), ("version",))
 """Verbs that make a configuration of their own, or need none."""
-NAMES_A_JOB = (("export",), ("queue", "retry"))
+NAMES_A_JOB = (("export",), ("queue", "retry"), ("deliver",))
 """Verbs whose argument is not required by the parser, but by themselves."""
 Told = Callable[..., tuple[int, str]]
 

@@ -37,7 +37,7 @@ STEERING = {
 }  # fmt: skip
 """Verbs that need a state directory alone → what they end with here."""
 OTHERS = {
-    "run", "export", "explain", "check", "formats", "quality", "demo", "reload", "verify", "prune", "init",
+    "run", "export", "deliver", "explain", "check", "formats", "quality", "demo", "reload", "verify", "prune", "init",
     "install-service", "config", "toolchain", "bench", "convert", "version",
 }  # fmt: skip
 """Verbs that work by the configuration itself, or need none."""

@@ -164,6 +164,7 @@ class _Cut(Exception):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and a body are two pieces, and the second would wait for the first
     server: _Server
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -108,6 +108,15 @@ def test_stages_that_wait_for_each_other_are_refused(strangers: Any) -> None:
     assert "waits for itself, through" in known.problems[0]
 
 
+def test_the_merged_model_is_run_unless_adapters_alone_are_exported() -> None:
+    def stages(*variants: str) -> list[str]:
+        return [spec.name for spec in plan(variants, speed=False)]
+
+    assert stages("pytorch-adapter") == ["merge", "pytorch-adapter", "reference", "check-pytorch-adapter", "report"]
+    assert stages("gguf-adapter") == ["merge", "pytorch-adapter", "gguf-adapter", "reference", "check-gguf-adapter", "report"]
+    assert all("merged" in stages(*variants) for variants in (("pytorch",), ("pytorch-adapter", "onnx"), ()))
+
+
 @pytest.mark.parametrize("stage", ["report", "speed", "merged"])
 def test_no_format_waits_for_a_stage_that_comes_after_all_formats(strangers: Any, stage: str) -> None:
     known = strangers.take(declared(variant("late", after=(stage,)), name="late"))

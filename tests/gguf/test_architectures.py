@@ -45,8 +45,22 @@ def test_a_cache_that_is_full_goes_on_in_a_wider_one(tmp_path: Path) -> None:
     engine = forms.engine(forms.exact(model, tmp_path / "work"))
     tokens = [4 + at % 300 for at in range(700)]
     batch = decoding.Batch(engine, [tokens[:8], tokens[3:8]])
-    stepped = np.stack([batch.advance([token, token]) for token in tokens[8:]])
-    assert np.abs(stepped[:, 0] - decoding.teacher_forced(engine, tokens)[8:]).max() < 1e-3
+    stepped = np.stack([batch.advance([[token], [token]])[0, 0] for token in tokens[8:]])
+    assert np.abs(stepped - decoding.teacher_forced(engine, tokens)[8:]).max() < 1e-3
+
+
+def test_one_thread_computes_what_is_little_and_several_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from handlers.gguf.llama import library
+
+    (path,) = forms.exact(kinds.make("Llama", tmp_path / "model"), tmp_path / "work").glob("*.gguf")
+    said, threads = list[np.ndarray](), list[int]()
+    for most in (library.ALONE_BYTES, 0):
+        monkeypatch.setattr(library, "ALONE_BYTES", most)
+        context = library.Context(library.Model(path), 256, 1, 2)
+        said.append(context.run([(token, place, 0) for place, token in enumerate(range(5, 25))]))
+        threads.append(library.llama().llama_n_threads_batch(context.handle))
+        context.close()
+    assert threads == [1, 2] and np.abs(said[0] - said[1]).max() < 1e-5
 
 
 def test_weights_in_bf16_are_written_without_loss(tmp_path: Path) -> None:

@@ -176,9 +176,11 @@ def test_where_errors_become_larger_is_found_and_noise_is_none() -> None:
     assert step is not None and step.ratio > 1.5 and abs(step.place - 20) <= 3
 
 
-def _judged(away: dict[int, float], folder: Path, *, halves: bool, merged: bool = False) -> str:
+def _judged(away: dict[int, float], folder: Path, *, halves: bool, merged: bool = False, variant: str = "") -> str:
     """What is said of a model that is near the live one (48 positions), but so many deviations away at some; `merged`: and beside a
-    merged one that is not. Its limit is that of `onnx-int8` (2), of the merged model itself that of `pytorch` (0.25)."""
+    merged one that is not. Its limit is that of `variant`, else that of `onnx-int8` (2), of the merged model itself that of `pytorch`
+    (0.25)."""
+    variant = variant or ("onnx-int8" if merged else "pytorch")
     drawn = np.random.default_rng(5)
     live = drawn.normal(0, 1, (48, 320)).astype(np.float32)
     rows = live + drawn.normal(0, 1e-3, live.shape).astype(np.float32)
@@ -187,11 +189,10 @@ def _judged(away: dict[int, float], folder: Path, *, halves: bool, merged: bool 
     for place, error in away.items():
         rows[place, 7] += error
     (folder / "outputs").mkdir()
-    worker: Any = SimpleNamespace(ask=lambda request: np.save(request.out, rows))
+    worker: Any = SimpleNamespace(name=variant, ask=lambda request: np.save(request.out, rows))
     text = LongText(list(range(48)), list(range(48)), [48], [48], None, logits=folder / "live.npy", halves=halves)
     long, unusable = measuring.measure(worker, text, LANGUAGE_MODEL, folder / "outputs", folder if merged else None)
     assert unusable is None
-    variant = "onnx-int8" if merged else "pytorch"
     figures, limits = CheckFigures(kl=1e-6, long=long), catalog().variants[variant].limits
     return " | ".join(faults.faults(figures, limits, catalog().thresholds[variant], alone=True))
 
@@ -205,6 +206,15 @@ def test_a_position_that_rounding_to_16_bits_decides_is_no_fault_and_several_are
     assert "standard deviations, above the limit 0.25" in told(30, halves=False), "nothing rounds a merge in fp32"
     assert told(30, halves=True, merged=True, error=1.9) == ""
     assert "beside the merged PyTorch model is 2.1" in told(30, halves=True, merged=True, error=2.2)
+
+
+def test_over_its_base_nothing_is_rounded_by_a_merge_and_the_merged_model_does_not_count(tmp_path: Path) -> None:
+    def told(error: float, *, merged: bool) -> str:
+        return _judged({30: error}, Path(tempfile.mkdtemp(dir=tmp_path)), halves=True, merged=merged, variant="gguf-adapter")
+
+    assert told(0.2, merged=False) == told(0.2, merged=True) == ""
+    assert "its largest error is 0.797 standard deviations, above the limit 0.25" in told(0.8, merged=False)
+    assert "its largest error is 0.797 standard deviations, above the limit 0.25" in told(0.8, merged=True)
 
 
 def test_of_few_positions_none_is_left_to_rounding() -> None:

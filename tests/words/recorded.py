@@ -36,7 +36,7 @@ WORDS = {
     "kind": ("format", "overlap", "toolchain"),
     "named": ("none",),
     "noun": ("adapter", "base", "checkpoint", "model"),
-    "operation": ("compare", "explain", "export", "measure", "read", "verify", "watch"),
+    "operation": ("compare", "deliver", "explain", "export", "measure", "read", "verify", "watch"),
     "positions": ("positions", "texts", "tokens"),
     "right": ("enter", "list", "read"),
     "state": (
@@ -62,6 +62,7 @@ FRAGMENTS = (
     "retry {id}", "publish {variant}", "rejected: it does not run",
     "rejected: {figure}", "rejected: {figure}, {figure2}", "rejected: {figure}, {figure2}, {figure3}",
     "waits: {failure}", "{name} (user {user}, {which}) {percent} %", "built-in texts",
+    "ask {name}", "deliver {id}", "remove {version}", "upload {sha256}",
     *borrowed.OF_THE_SYSTEM, *borrowed.OF_TOML, *borrowed.OF_WINDOWS, *borrowed.OF_ERRORS,
     "the rest goes to {rivals_said}", "{name} (user {user}, {which}) {percent} % and {rivals_said}",
     "other stages of ckptd {percent} %", "other stages of ckptd {percent} % and {rivals_said}",

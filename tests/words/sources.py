@@ -19,7 +19,7 @@ ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault
 """Classes that are made with an operation, a cause and a remedy."""
 SHOWN = frozenset({
     "operation", "cause", "remedy", "reasons", "warnings", "notes", "missing", "problems", "unreadable", "unwell", "why", "elsewhere",
-    "limited", "method", "needs", "no_base",
+    "limited", "method", "needs", "no_base", "why_not_moved",
 })  # fmt: skip
 """Keywords whose values a person reads."""
 PROGRESS = frozenset({"progress", "_progress", "tell"})
@@ -64,7 +64,9 @@ WHOLE = (
     "handlers/models/sentence.py", "handlers/static_programs/published/feeding.py",
     "daemon/contract/jobs/fallbacks.py", "daemon/contract/jobs/options.py", "daemon/contract/jobs/verdicts.py",
     "daemon/journal/rewrites.py", "daemon/operating/measuring/", "daemon/operating/service.py", "daemon/publishing/telling/",
-    "daemon/operating/integrity/maintenance.py",
+    "daemon/operating/integrity/maintenance.py", "daemon/contract/delivering/", "handlers/deliver/servers/answers.py",
+    "handlers/deliver/servers/options.py", "handlers/deliver/repository/signature.py",
+    *(f"handlers/deliver/{kind}/declaration.py" for kind in ("command", "hub", "oci", "repository", "rsync", "servers/ollama", "store")),
 )  # fmt: skip
 """Folders of which every sentence is shown."""
 _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")

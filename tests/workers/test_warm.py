@@ -295,6 +295,19 @@ def test_what_has_the_light_libraries_has_no_torch_runs_no_thread_and_needs_what
         warm.end_all()
 
 
+def test_what_has_torch_has_all_that_attempts_over_a_base_import_and_runs_no_thread() -> None:
+    program = """
+import os, pkgutil, sys
+from handlers.__main__ import LIBRARIES
+for name in LIBRARIES["torch"]:
+    pkgutil.resolve_name(name)
+print("peft" in sys.modules, len(os.listdir("/proc/self/task")))
+"""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    said = subprocess.run([sys.executable, "-c", program], env={**os.environ, **one}, capture_output=True, text=True)
+    assert said.stdout.split() == ["True", "1"], said.stderr
+
+
 def test_a_package_that_comes_changes_or_goes_in_any_folder_of_pythons_path_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def say_row(row: ByHand, *, runs: bool) -> None:
     elif row.state == "delivered":
         line = translated("{job} lies at {target}: {place} (version {version})").format(**values)
         say(line if row.entered else f"{line}; {translated('--again delivers it once more')}")
-    elif row.state == "waiting":
+    elif row.state == "waiting" or (row.state == "running" and not runs):
         line = (
             translated("{job} is in the queue for {target}; `ckptd show {job}` says how far it is.") if runs
             else translated("{job} is in the queue for {target}; no daemon runs, so it is carried when one is started.")

@@ -18,7 +18,7 @@ from daemon.contract.language.catalog import to_translate, translated, translate
 from daemon.contract.language.lists import bracketed, labelled, names
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
-from daemon.operating.wording.exports import commands, pace, retry_helps, trouble_of
+from daemon.operating.wording.exports import carrying, commands, pace, retry_helps, trouble_of
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import AttemptStatus, JobDetails, StageStatus
@@ -41,7 +41,7 @@ def print_job(job: JobDetails) -> None:
     """`ckptd show`. What is copied from it, ids, paths and commands, stands in one line each."""
     console = terminal(soft_wrap=True)
     width = width_of(console)
-    for line in (*_facts(job), *_stages(job, width), *_lies(job), *_why(job, width), *_what_next(job)):
+    for line in (*_facts(job), *_stages(job, width), *_lies(job, width), *_why(job, width), *_what_next(job)):
         console.print(line)
 
 
@@ -100,7 +100,7 @@ def _reused(stage: StageStatus) -> bool:
     return stage.state == "succeeded" and stage.attempts == 0
 
 
-def _lies(job: JobDetails) -> list[Text]:
+def _lies(job: JobDetails, width: int | None) -> list[Text]:
     """Where it lies besides its folder, and where it does not yet."""
     lines = []
     for delivery in job.deliveries:
@@ -112,10 +112,12 @@ def _lies(job: JobDetails) -> list[Text]:
         elif delivery.state != "delivered" and delivery.retry_at is not None:
             about = translated("tried again at {time}").format(time=local_time(delivery.retry_at, "seconds"))
         lines.append(Text.assemble((f"{translated('delivery')} ", "bold"), f"{delivery.target}: ", state, f" {printable(about)}".rstrip()))
+        if (said := carrying(delivery)) is not None:
+            lines.append(Text(f"  {said}", style="cyan"))
         if delivery.state == "delivered" and delivery.usage:
             lines.append(Text(f"  {printable(delivery.usage)}"))
         if (said := trouble_of(job, delivery)) is not None:
-            lines += hanging("", said, None, style="red" if delivery.state == "failed" else "yellow")
+            lines += hanging("", said, width, style="red" if delivery.state == "failed" else "yellow")
         if delivery.error and delivery.attempts:
             log = f"ckptd logs --job {shlex.quote(job.id)} --target {delivery.target}"
             lines.append(Text(f"  {labelled(translated('its log'), log)}"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MATTERS = (
     to_translate("roots"), to_translate("output"), to_translate("state"), to_translate("reads"), to_translate("bases"),
-    to_translate("variants"), to_translate("adds"), to_translate("cluster"),
+    to_translate("variants"), to_translate("targets"), to_translate("adds"), to_translate("cluster"),
 )  # fmt: skip
 """Facts of a diagnosis that say what is watched, made and written; the others are about the machine."""
 OTHERS = to_translate("an export"), to_translate("toolchains"), to_translate("memory"), to_translate("cores")

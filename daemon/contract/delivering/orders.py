@@ -12,6 +12,7 @@ from dataclasses import field
 from typing import Literal
 
 from daemon.contract.faults.errors import Fault
+from daemon.contract.light import dataclass
 from daemon.contract.records import Record
 from daemon.contract.values import Json
 
@@ -81,6 +82,19 @@ class Report(Record):
     bytes: int = 0
     """Carried so far by this attempt."""
     say: Literal["report"] = "report"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a delivery is that runs: what the daemon says of it to who looks."""
+
+    job: str
+    target: str
+    attempt: int
+    fraction: float
+    message: str
+    bytes: int
+    """Carried so far by this attempt."""
 
 
 class Warned(Record):

@@ -6,6 +6,7 @@ and terminal, for what a library or a mistake brings into them all the same.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -50,6 +51,15 @@ _KNOWN_TOKEN = re.compile(
 _RUN = re.compile(r"[A-Za-z0-9+=]{16,}")
 """What may be a token: letters and digits without a break."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+
+_OF_SECRETS = re.compile("secret|token|passw|key|credential", re.IGNORECASE)
+"""In the name of what holds a secret."""
+_COMMON = re.compile(r"[a-z_.-]*|[\d.]*")
+"""Words, names of hosts, numbers."""
+_USER = re.compile(r"[^\s:/\"'{}=]{1,100}")
+"""Before the password, in USER:PASSWORD."""
+_LONGEST_WORD = 200
+"""Characters of what is sent in a header, in base64."""
 
 _known: dict[str, None] = {}
 _lock = threading.Lock()
@@ -124,13 +134,37 @@ def keep(value: Any) -> None:
 
 
 def keep_whole(secrets: Iterable[str]) -> None:
-    """The same of texts that are secrets whatever they look like, and of the words inside of them that are none of a language."""
+    """The same of texts that are secrets whatever they look like, of their lines, of what a line names or has behind its user, and of the
+    words inside of them that are none of a language."""
+    forms = {form for secret in secrets for piece in _pieces_of(secret) for form in _written(piece)}
     with _lock:
-        for secret in secrets:
-            words = (piece for piece in re.split(r"[\s\"',:={}\\]+", secret) if len(piece) >= LEAST_PIECE and not _is_common(piece))
-            for form in (secret, *words, json.dumps(secret)[1:-1], urllib.parse.quote(secret), urllib.parse.quote(secret, safe="")):
-                if len(form) >= SHORTEST and len(_known) < MOST:
-                    _known[form] = None
+        for form in sorted(forms, key=len, reverse=True):  # where there are too many, words go unseen before what holds them
+            if len(form) >= SHORTEST and len(_known) < MOST:
+                _known[form] = None
+
+
+def _pieces_of(secret: str) -> set[str]:
+    """A secret, and what of it is one by itself."""
+    words = {piece for piece in re.split(r"[\s\"',:={}\\]+", secret) if len(piece) >= LEAST_PIECE and not _is_common(piece)}
+    lines = [line.strip() for line in secret.splitlines()]
+    pieces = {secret, secret.strip(), *words, *(line for line in lines if not _COMMON.fullmatch(line))}
+    for line in lines:
+        name, mark, value = line.removeprefix("export ").partition("=")
+        if mark and (_OF_SECRETS.search(name) or not _COMMON.fullmatch(value)):
+            pieces |= {value.strip(), value.strip().strip("\"'")}
+    user, mark, password = secret.strip().partition(":")
+    if mark and _USER.fullmatch(user):
+        pieces |= {password, *password.splitlines()}
+    return pieces
+
+
+def _written(piece: str) -> set[str]:
+    """How libraries write a text into messages and requests."""
+    data = piece.encode("utf-8", "surrogateescape")
+    texts = (json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1], repr(piece)[1:-1], repr(data)[2:-1])
+    addresses = (urllib.parse.quote(data), urllib.parse.quote(data, safe=""), urllib.parse.quote_plus(data))
+    short = len(piece) <= _LONGEST_WORD and "\n" not in piece
+    return {piece, *texts, *addresses, *((base64.b64encode(data).decode(),) if short else ())}
 
 
 def _keep_text(text: str) -> None:
@@ -160,7 +194,7 @@ def _parts_of(url: str) -> set[str]:
 
 def _is_common(piece: str) -> bool:
     """Whether a part of a URL may as well be a word, a name of a host or a number: hiding it would hide it everywhere."""
-    return bool(re.fullmatch(r"[a-z_.-]*|[\d.]*", piece)) or piece.count(".") > 0
+    return bool(_COMMON.fullmatch(piece)) or piece.count(".") > 0
 
 
 def censored(text: str) -> str:

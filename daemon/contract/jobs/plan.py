@@ -178,6 +178,12 @@ def resolved(export: ExportOptions) -> ExportOptions:
     return export.model_copy(update={"variants": named, "quantization": ""})
 
 
+def is_over_base(variant: str) -> bool:
+    """Whether a variant is put over the model's base, so that no merge rounds it."""
+    spec = find_variant(variant)
+    return spec is not None and spec.deploys == "over its base"
+
+
 def unquantized(variant: str) -> str | None:
     """The variant that a quantized one was made of; None for one that is not quantized."""
     spec = find_variant(variant)
@@ -203,11 +209,14 @@ def with_fallbacks(variants: Iterable[str]) -> list[str]:
 def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) -> tuple[StageSpec, ...]:
     """The stages that make and check the variants `chosen`, in an order in which each follows what it needs.
 
-    What another variant is made of is made too, but neither checked nor published. `sharded`: of a checkpoint in pieces.
+    What another variant is made of is made too, but neither checked nor published. Of adapters alone the merged model is not run: they are
+    compared with the live one, and nobody gets the merge. `sharded`: of a checkpoint in pieces.
     Raises KeyError for a name that nobody has.
     """
     asked = tuple(chosen)
-    wanted = {"merge", "reference", "merged", "report", *(["speed"] if speed else []), *([CONSOLIDATE] if sharded else [])}
+    wanted = {"merge", "reference", "report", *(["speed"] if speed else []), *([CONSOLIDATE] if sharded else [])}
+    if not asked or not all(is_over_base(name) for name in asked):
+        wanted.add("merged")
     wanted |= {spec.name for spec in all_specs() if spec.checks in asked}
     queue = list(asked)
     while queue:

@@ -21,7 +21,8 @@ def problems_of_deliveries(settings: Settings) -> Iterator[str]:
         looks = [pool.submit(ask, target, "look", LOOK_SECONDS, settings.limits.pass_environment) for target in settings.deliver]
         for target, look in zip(settings.deliver, looks, strict=True):
             if (fault := look.result().fault) is not None:
-                yield f"deliver.{target.name} ({target.kind}): {fault.cause}; {fault.remedy}"
+                where = f" ({fault.path})" if fault.path else ""
+                yield f"deliver.{target.name} ({target.kind}): {fault.cause}{where}; {fault.remedy}"
 
 
 def doubts_of_deliveries(settings: Settings) -> Iterator[str]:

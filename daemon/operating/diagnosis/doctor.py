@@ -411,6 +411,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         "reads": reading.summary,
         **({"bases": reading.bases} if reading.bases else {}),
         "variants": ", ".join(settings.variants),
+        **({"targets": ", ".join(f"{target.name} ({target.kind})" for target in settings.deliver)} if settings.deliver else {}),
         "toolchains": "; ".join(
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()
         ),

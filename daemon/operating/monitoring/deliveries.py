@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from sqlite3 import Connection
 
+from daemon.contract.delivering.orders import Progress
 from daemon.contract.light import dataclass
 from daemon.journal.shipment_rows import ShipmentRow, shipments_of
 
@@ -31,7 +32,11 @@ class DeliveryStatus:
     usage: str
     """A line of shell or code that fetches or asks it; "" if there is none."""
     sent: int
-    """Bytes that were sent."""
+    """Bytes that were sent, while it runs by the attempt that runs."""
+    fraction: float | None
+    """While it runs, how far it is in what it does; else null, as where that is not known."""
+    doing: str | None
+    """What it does while it runs, in a word or two."""
     by_hand: bool
     """Whether `ckptd deliver` asked for it."""
     attempts: int
@@ -43,19 +48,25 @@ class DeliveryStatus:
     ended: str | None
 
 
-def looked_up(connection: Connection) -> Callable[[str], tuple[DeliveryStatus, ...]]:
-    """Return what looks up the deliveries of a job; where there are none at all, without asking for each."""
+def looked_up(connection: Connection, carried: Sequence[Progress]) -> Callable[[str], tuple[DeliveryStatus, ...]]:
+    """Return what looks up the deliveries of a job; where there are none at all, without asking for each.
+
+    `carried`: how far those are that run.
+    """
     if connection.execute("SELECT 1 FROM shipment LIMIT 1").fetchone() is None:
         return lambda job: ()
-    return lambda job: tuple(map(_status, shipments_of(connection, job)))
+    return lambda job: tuple(_status(row, carried) for row in shipments_of(connection, job))
 
 
-def _status(row: ShipmentRow) -> DeliveryStatus:
+def _status(row: ShipmentRow, carried: Sequence[Progress]) -> DeliveryStatus:
+    attempt = (row.job, row.target, row.attempts) if row.state == "running" else None
+    now = next((said for said in carried if (said.job, said.target, said.attempt) == attempt), None)
     receipt, lies_there = row.receipt, row.state == "delivered"
     retry_at = datetime.fromtimestamp(row.retry_at, UTC).isoformat(timespec="seconds") if row.retry_at and row.state == "waiting" else None
     return DeliveryStatus(
         row.target, row.state, row.variants, receipt.version if receipt else None, receipt.place if receipt else None,
         bool(receipt and receipt.moved), receipt.why_not_moved if receipt else "", receipt.usage if receipt else "",
-        receipt.sent if receipt else 0, row.by_hand, row.attempts,
-        None if lies_there else row.fault.sentence() if row.fault else row.reason, retry_at, row.started, row.ended,
+        now.bytes if now else receipt.sent if receipt else 0, now.fraction if now else None, now.message if now else None,
+        row.by_hand, row.attempts, None if lies_there else row.fault.sentence() if row.fault else row.reason, retry_at, row.started,
+        row.ended,
     )  # fmt: skip

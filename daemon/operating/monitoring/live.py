@@ -15,6 +15,7 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daemon.contract.delivering.orders import Progress
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.secrets import censored_values
 from daemon.contract.light import dataclass
@@ -180,6 +181,8 @@ class LiveFile:
     """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
+    carried: tuple[Progress, ...] = ()
+    """How far the deliveries are that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Job → why none of its stages can start now."""
     waiting_codes: Mapping[str, str] = field(default_factory=dict)
@@ -248,7 +251,7 @@ class Condition:
 
 def live_file(
     settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare,
-    in_order: bool, stopping: str | None = None,
+    in_order: bool, stopping: str | None = None, carried: tuple[Progress, ...] = (),
 ) -> LiveFile:  # fmt: skip
     """The content at this moment, without the lists of directories (`LiveWriter`). `in_order`: the daemon has stopped in order."""
     waiting, codes = _waits(runner)
@@ -269,6 +272,7 @@ def live_file(
         jobs=settings.jobs_at_once,
         in_order=in_order,
         stopping=stopping,
+        carried=carried,
         clock=time.monotonic(),
         **vars(condition),
     )

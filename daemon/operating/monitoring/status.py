@@ -434,7 +434,7 @@ class _Scene:
 
 
 def _scene(connection: Connection, live: LiveFile, running: bool) -> _Scene:
-    return _Scene(live, running, *standing(connection), _earlier(connection), looked_up(connection))
+    return _Scene(live, running, *standing(connection), _earlier(connection), looked_up(connection, live.carried))
 
 
 def _ask_journal(state: Path, look: Callable[[Connection], T]) -> T | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from daemon.contract import units
 from daemon.contract.faults.text import printable
 from daemon.contract.language.catalog import language, to_translate, translated, translated_text
-from daemon.contract.language.lists import bracketed, clauses, percent, sentences, spaced, verdicts_of
+from daemon.contract.language.lists import bracketed, clauses, labelled, percent, sentences, spaced, verdicts_of
 from daemon.contract.language.lists import names as list_names
 from daemon.journal.states import CANCELLED, ENDED_JOB
 from daemon.operating.monitoring.outlook import about
@@ -77,6 +77,7 @@ def remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
     said: dict[str, tuple[list[str], str]] = {}
     for job in jobs:
         texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
+        texts += [(text, "cyan") for delivery in job.deliveries if (text := carrying(delivery))]
         texts += [(translated("`ckptd queue first` put it at the front of the queue"), "dim")] if job.first else []
         texts += [(translated("`ckptd export` makes it, in the foreground"), "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
@@ -118,6 +119,17 @@ def trouble_of(job: JobStatus, delivery: DeliveryStatus) -> str | None:
         else translated("not yet delivered to {target}, which is tried again: {error}")
     )
     return line.format(target=delivery.target, error=translated_text(delivery.error), job=shlex.quote(job.id))
+
+
+def carrying(delivery: DeliveryStatus) -> str | None:
+    """How a running delivery gets on; None for one that does not run."""
+    if delivery.fraction is None:
+        return None
+    doing = translated_text(delivery.doing or "")
+    if delivery.fraction:
+        sent = translated("{size} sent").format(size=units.size(delivery.sent))
+        doing = clauses([f"{doing} {percent(f'{100 * delivery.fraction:.0f}')}", sent])
+    return labelled(translated("to {target}").format(target=delivery.target), doing)
 
 
 def lies_at(job: JobStatus) -> str:

@@ -22,7 +22,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.operating.monitoring.filter import STATES, Filter
 from daemon.operating.monitoring.status import JobDetails
-from daemon.operating.wording.exports import commands, remarks_of, trouble_of
+from daemon.operating.wording.exports import carrying, commands, remarks_of, trouble_of
 from daemon.page.answers import JSON, in_language, refuse_unknown, status_of
 from daemon.page.api import PREFIX
 from daemon.page.context import Context, context_of
@@ -96,7 +96,7 @@ def _job(request: Request, context: Context) -> Values:
     return {
         "job": job, "remarks": remarks_of(job), "what_next": commands(job), "course": timeline.timeline(job, time.time()), "files": files,
         "has_report": files is not None and any(file.path == outputs.REPORT_PAGE for file in files), "is_reused": timeline.is_reused,
-        "size": sum(file.size or 0 for file in files or ()), "trouble_of": trouble_of,
+        "size": sum(file.size or 0 for file in files or ()), "trouble_of": trouble_of, "carrying": carrying,
     }  # fmt: skip
 
 

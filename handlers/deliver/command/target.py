@@ -104,7 +104,7 @@ class CommandTarget:
     @staticmethod
     def _error_of(code: int) -> Permanent | Retryable:
         if code in (NEVER, *NOT_RUNNABLE):
-            remedy = "correct the command, and run `ckptd deliver` again; `ckptd logs --target` shows what it printed"
+            remedy = "correct the command; `ckptd logs --target` shows what it printed"
             return Permanent(FaultCode.DELIVERY_REFUSED, "run the command", f"it ended with exit code {code}", remedy)
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
         return _temporary(f"it ended with {how}", "`ckptd logs --target` shows what it printed; it is tried again by itself")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 from daemon.contract.disk.files import read_bounded
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.values import Json
 from handlers.deliver.hub import card
 from handlers.deliver.hub.declaration import HubOptions
@@ -14,6 +16,7 @@ from handlers.deliver.hub.interface.commits import Piece, made
 from handlers.deliver.hub.layout import README, RECORD, placed, top_variant
 from handlers.deliver.hub.naming import name_of
 from handlers.deliver.version import Version
+from handlers.models.tasks import task_of
 
 REPORT_BYTES = 64 << 20
 LIBRARIES = {"pytorch-adapter": "peft", "pytorch": "transformers", "gguf": "gguf", "web": "transformers.js", "onnx": "onnx", "mlx": "mlx"}
@@ -80,21 +83,28 @@ class Contents:
     def usage(self) -> str:
         """One line that fetches the version."""
         if self.top is not None and self.top.startswith("pytorch") and not self.top.endswith("-adapter"):
-            return f'AutoModel.from_pretrained("{self.repository}", revision="{self.name}")'
+            return f'{self._loader(self.top)}.from_pretrained("{self.repository}", revision="{self.name}")'
         return f"hf download {self.repository} --revision {self.name}"
 
     def _use(self, variant: str) -> tuple[str, str]:
         """Where a variant lies, and how it is used."""
         inner = [self.places[file.path] for file in self.version.files if file.path.startswith(variant + "/")]
         if variant == self.top and variant.startswith("pytorch"):
-            loader = "PeftModel" if variant.endswith("-adapter") else "AutoModel"
-            return "/", f'`{loader}.from_pretrained("{self.repository}", revision="{self.name}")`'
+            call = "PeftModel.from_pretrained(base, " if variant.endswith("-adapter") else f"{self._loader(variant)}.from_pretrained("
+            return "/", f'`{call}"{self.repository}", revision="{self.name}")`'
         for path in inner:
             if path.endswith(".gguf") and "/" not in path:
                 return path, f"`llama-server -hf {self.repository}:{variant.removeprefix('gguf-').upper()}`"
         if variant.startswith("pytorch") and not variant.endswith("-adapter"):
             return f"{variant}/", f'`subfolder="{variant}"`'
         return f"{variant}/", f"`{variant}/README.md`" if f"{variant}/README.md" in inner else ""
+
+    def _loader(self, variant: str) -> str:
+        """The class of transformers that loads a variant with its head."""
+        with contextlib.suppress(CkptdError):
+            if (task := task_of(self.version.folder / variant)) is not None:
+                return task.auto
+        return "AutoModel"
 
     def _library(self) -> str:
         first = self.top or (self.version.variants[0] if self.version.variants else "pytorch")

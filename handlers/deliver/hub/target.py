@@ -98,6 +98,7 @@ class Hub:
         assert contents is not None, "foresee was not called"
         if self._was_there is None:
             self._was_there = self._staging.begin()
+            self._uploads.expect(file for file in contents.version.files if contents.places[file.path] in contents.large)
         return contents
 
     def list(self, run: str) -> Sequence[Listed]:

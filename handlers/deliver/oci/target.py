@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from daemon.contract.delivering.orders import Listed, Move, Receipt
-from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.calls import Calls
 from handlers.deliver.names import digest_of, of_run
@@ -21,7 +21,7 @@ from handlers.deliver.oci.access import Account
 from handlers.deliver.oci.declaration import OciOptions
 from handlers.deliver.oci.registry import Manifest, Registry, digest_of_file, repositories
 from handlers.deliver.oci.uploads import Uploads
-from handlers.deliver.target import AT_ONCE, Setting
+from handlers.deliver.target import Setting
 from handlers.deliver.version import SourceFile, Version
 
 MOVES = 20
@@ -33,8 +33,6 @@ OWN_TAG = re.compile(r"[A-Za-z0-9_.-]+-\d+-[0-9a-f]{8}")
 
 class OciTarget:
     """The target."""
-
-    at_once = AT_ONCE
 
     def __init__(self, setting: Setting) -> None:
         self._options = OciOptions.model_validate(setting.options)
@@ -71,6 +69,8 @@ class OciTarget:
             self._registry.keep_bytes(data)
         manifest = self._own_tag(version, made.manifest)
         why = self._followed(version, manifest, move)
+        if self._registry.manifest(version.name) is None:
+            raise self._taken(f"write the tag {version.name}")
         name = f"{self._options.host}/{self._registry.path}"
         usage = f"oras pull {name}:{version.name}" if self._options.media == "modelpack" else f"ollama pull {name}:{version.name}"
         return Receipt(
@@ -150,9 +150,17 @@ class OciTarget:
             if goal is None or (now is not None and (now.digest == goal.digest or self._ahead(now, version))):
                 break
             self._registry.put_manifest(tag, goal.body, _fence(now))
-        if now is not None and now.digest == manifest.digest:
+        if now is None:
+            raise self._taken(f"move the tag {tag}")
+        if now.digest == manifest.digest:
             return ""
-        return (self._ahead(now, version) if now else "") or "somebody else moved it meanwhile"
+        return self._ahead(now, version) or "somebody else moved it meanwhile"
+
+    def _taken(self, operation: str) -> Retryable:
+        """The error of a version that somebody takes away at this moment, with all tags that stand for it."""
+        where = f"{self._options.host}/{self._registry.path}"
+        remedy = "it is delivered again by itself"
+        return Retryable(FaultCode.DELIVERY_CONFLICT, operation, "the version was taken away meanwhile", remedy, path=where)
 
     def _is_behind(self, there: Manifest, version: Version) -> bool:
         """Whether it is of an earlier step of the same run, which another delivery wrote without a look at this one."""
@@ -200,10 +208,16 @@ class OciTarget:
         if manifest is None or known is None:
             return
         tag = tag_of(self._options.tag, known[0])
-        if tag and (there := registry.manifest(tag)) is not None and there.digest == manifest.digest:
-            cause = f"the tag {tag} stands for it"
-            raise Permanent(FaultCode.DELIVERY_CONFLICT, f"remove {name}", cause, "let that tag stand for another version first")
-        registry.delete(manifest.digest)
+        followed = registry.manifest(tag) if tag else None
+        if followed is None or followed.digest != manifest.digest:
+            registry.delete(manifest.digest)
+            if followed is None or registry.manifest(tag) is not None:
+                return
+            # The tag was moved to it after it was looked at, and went with it.
+            for gone in (name, f"{tag}.{known[1]}", tag):
+                registry.put_manifest(gone, manifest.body)
+        cause = f"the tag {tag} stands for it"
+        raise Permanent(FaultCode.DELIVERY_CONFLICT, f"remove {name}", cause, "let that tag stand for another version first")
 
 
 def _same(there: Manifest, body: bytes) -> bool:

@@ -107,7 +107,7 @@ class Repository:
         if os.path.lexists(place):
             if (about := Shelf(str(place.parent)).about(place.name)) is None or about.get("digest") != version.digest:
                 raise Permanent(
-                    FaultCode.DELIVERY_CONFLICT, WRITE, f"{place} is another version", "remove that version, and run `ckptd deliver` again",
+                    FaultCode.DELIVERY_CONFLICT, WRITE, f"{place} is another version", "remove that version",
                     path=place,
                 )  # fmt: skip
             return

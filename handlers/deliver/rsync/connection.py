@@ -186,7 +186,7 @@ def error_of(operation: str, said: bytes, otherwise: str, where: str, connected:
         remedy = "compare the machine's key with `ssh-keyscan`, and write it into the target's known_hosts"
         return Permanent(FaultCode.DELIVERY_REFUSED, operation, cause, remedy, path=where)
     if any(mark in text for mark in FORBIDDEN):
-        remedy = "give the target's key, or its user there, the right to write into that folder, and run `ckptd deliver` again"
+        remedy = "give the target's key, or its user there, the right to write into that folder"
         return Permanent(FaultCode.DELIVERY_REFUSED, operation, cause, remedy, path=where)
     if connected:
         remedy = "look at the folder at the far end; the delivery is tried again by itself"

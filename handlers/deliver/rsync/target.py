@@ -21,7 +21,7 @@ from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.rsync.connection import Connection, quoted
 from handlers.deliver.rsync.declaration import RsyncOptions
-from handlers.deliver.store.target import FOLDER, NAME, _ahead, _document, _json, _ours, _step, run_folder
+from handlers.deliver.store.layout import FOLDER, NAME, document, object_of, ours, run_folder, step_of, why_ahead
 from handlers.deliver.target import Setting
 from handlers.deliver.version import BLOCK, Pace, SourceFile, Version
 
@@ -31,7 +31,7 @@ PARTS = f"{WORK}/parts"
 LATEST = "latest.json"
 TOKEN = re.compile(r"[0-9a-f]{12}")
 NOT_THAT, ELSEWISE, LACKING = 71, 72, 73
-"""Exit codes of the scripts: `latest.json` is another by now; something else lies there; a program is missing."""
+"""Exit codes of the scripts: `latest.json` is another by now; something else lies there; a program, or the version, is missing."""
 MOVES = 20
 """Of `latest.json`, before others who move it all the time are said."""
 ALONE = f"exec 9>>{WORK}/lock; flock 9\n"
@@ -125,6 +125,11 @@ mv -f {started} {place}
             remedy = "look at the far end's disk, and deliver again; nothing was made visible"
             raise Permanent(FaultCode.DELIVERY_MISMATCH, operation, cause, remedy, path=self._options.to)
 
+    def put_again(self, file: SourceFile, sent: Callable[[int], None]) -> None:
+        """Send them anew; versions get them in the place of what was damaged when they are delivered again."""
+        self._far.run(f"send {file.path}", f"rm -f {PARTS}/{file.sha256}")
+        self.put(file, sent)
+
     def read_back(self, file: SourceFile) -> Iterator[bytes]:
         """The contents as they lie there."""
         return self._far.contents(f"read {file.path} back", f"{PARTS}/{file.sha256}")
@@ -133,9 +138,9 @@ mv -f {started} {place}
         """Make the version's folder, and let `latest.json` name it."""
         run = run_folder(version.run)
         code, printed = self._far.run("make the version", _making(version, f"{run}/{version.name}"), (0, ELSEWISE))
-        if code or not _ours(f"{run}/{version.name}", printed):
+        if code or not ours(f"{run}/{version.name}", printed):
             cause = f"{run}/{version.name} is something else"
-            remedy = "look at it, take it away, and run `ckptd deliver` again"
+            remedy = "look at it, and take it away"
             raise Permanent(FaultCode.DELIVERY_CONFLICT, "make the version", cause, remedy, path=self._options.to)
         why = self._followed(version, move, hashlib.sha256(printed).hexdigest())
         place = f"{self._options.to.rstrip('/')}/{run}/{version.name}"
@@ -148,23 +153,28 @@ mv -f {started} {place}
         if move == "keep":
             return "the target's rule leaves it as it is"
         run, operation = run_folder(version.run), f"move {LATEST}"
-        document = {
+        latest = {
             "version": version.name, "run": version.run, "step": version.step, "path": f"{version.name}/", "manifest_sha256": manifest,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
         }  # fmt: skip
         for _ in range(MOVES):
             seen = self._latest(run)
-            there = _json(seen)
-            if {**there, "at": ""} == {**document, "at": ""}:
+            there = object_of(seen)
+            if {**there, "at": ""} == {**latest, "at": ""}:
                 return ""
-            if move == "move" and seen and (why := _ahead(there, version)):
+            if move == "move" and seen and (why := why_ahead(there, version)):
                 return why
             script = f"""{ALONE}{_unchanged(run, seen)}
-printf %s {quoted(json.dumps(document))} > {(new := f"{WORK}/new-{secrets.token_hex(6)}")}
+[ -f {run}/{version.name}/{MANIFEST} ] || exit {LACKING}
+printf %s {quoted(json.dumps(latest))} > {(new := f"{WORK}/new-{secrets.token_hex(6)}")}
 sync {new} 2> /dev/null || sync
 mv -f {new} {run}/{LATEST}
 """
-            if self._far.run(operation, script, (0, NOT_THAT))[0] == 0:
+            code, _ = self._far.run(operation, script, (0, NOT_THAT, LACKING))
+            if code == LACKING:
+                remedy = "it is delivered again by itself"
+                raise Retryable(FaultCode.DELIVERY_CONFLICT, operation, "the version was taken away meanwhile", remedy)
+            if code == 0:
                 return ""
         raise Retryable(FaultCode.DELIVERY_CONFLICT, operation, "others move it all the time", "deliver again later")
 
@@ -182,11 +192,11 @@ done
         rows = []
         for path, text in texts.items():
             place = path.removesuffix(f"/{MANIFEST}")
-            if not _is_version(place) or not (about := _ours(place, text)) or run not in ("", of := str(about.get("run"))):
+            if not _is_version(place) or not (about := ours(place, text)) or run not in ("", of := str(about.get("run"))):
                 continue
             folder, _, name = place.partition("/")
-            current = _json(texts.get(f"{folder}/{LATEST}", b"")).get("version") == name
-            rows.append(Listed(version=place, run=of, step=int(_step(name)), export=str(about.get("export_id", "")), current=current))
+            current = object_of(texts.get(f"{folder}/{LATEST}", b"")).get("version") == name
+            rows.append(Listed(version=place, run=of, step=int(step_of(name)), export=str(about.get("export_id", "")), current=current))
         return sorted(rows, key=lambda row: (row.run, row.step, row.version))
 
     def remove(self, version: str) -> None:
@@ -199,7 +209,7 @@ done
         operation, (run, _, name) = f"remove {version}", version.partition("/")
         for _ in range(MOVES):
             seen = self._latest(run)
-            if _json(seen).get("version") == name:
+            if object_of(seen).get("version") == name:
                 remedy = "let another version be followed first"
                 raise Permanent(FaultCode.DELIVERY_CONFLICT, operation, f"{LATEST} names it", remedy, path=self._options.to)
             old = f"{WORK}/old-{secrets.token_hex(6)}"
@@ -218,16 +228,23 @@ def _making(version: Version, place: str) -> str:
     lines = [
         f"if [ -e {place} ]; then",
         f"  [ -f {place}/{MANIFEST} ] || exit {ELSEWISE}",
+        *(_mending(f"{place}/{file.path}", f"{PARTS}/{file.sha256}", new) for file in version.files),
         "else",
         f"  mkdir -p {place.partition('/')[0]} {' '.join(map(quoted, folders))}",
         *(f"  ln {PARTS}/{file.sha256} {quoted(f'{new}/{file.path}')}" for file in version.files),
-        f"  printf %s {quoted(_document(version).decode())} > {new}/{MANIFEST}",
+        f"  printf %s {quoted(document(version).decode())} > {new}/{MANIFEST}",
         f"  sync -f {new} 2> /dev/null || sync",
         f"  mv {new} {place}",
         "fi",
         f"cat {place}/{MANIFEST}",
     ]
     return ALONE + "\n".join(lines) + "\n"
+
+
+def _mending(path: str, contents: str, new: str) -> str:
+    """A line of script that puts contents in the place of a version's file, unless that is them."""
+    folder, file = quoted(path.rpartition("/")[0]), quoted(path)
+    return f"  [ {file} -ef {contents} ] || {{ mkdir -p {folder}; ln {contents} {new}; mv -f {new} {file}; }}"
 
 
 def _unchanged(run: str, seen: bytes) -> str:

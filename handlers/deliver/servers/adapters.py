@@ -16,7 +16,7 @@ from daemon.contract.faults.errors import CkptdError, Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.names import of_run
 from handlers.deliver.servers.asking import ask, unexpected
-from handlers.deliver.servers.options import ServerOptions
+from handlers.deliver.servers.options import AdapterOptions
 from handlers.deliver.servers.serving import AS_IT_IS, Questions, is_wrong
 from handlers.deliver.servers.shelf import named
 from handlers.deliver.servers.shelved import Shelved
@@ -24,14 +24,6 @@ from handlers.deliver.target import Setting
 from handlers.deliver.version import Version
 
 LOAD, UNLOAD, LOOK = "load the adapter", "unload the adapter", "look at the server's models"
-
-
-class AdapterOptions(ServerOptions):
-    """Of servers that load adapters by name."""
-
-    alias: str = "{run}"
-    """Name by which clients ask for the newest version, `{run}` stands for the run's name; it moves once the server answers rightly under
-    the version's own name, and takes an adapter's place in the server of its own. "": none."""
 
 
 class AdapterServer(Shelved):

@@ -38,3 +38,11 @@ class ServerOptions(AnsweringOptions):
     """Folder of this machine, or a share that is mounted here, from which the server loads; ckptd keeps a folder a version there."""
     seen_at: str = ""
     """What the server calls that folder, where it runs in a container or on another machine; "": the same."""
+
+
+class AdapterOptions(ServerOptions):
+    """Of servers that load adapters by name."""
+
+    alias: str = "{run}"
+    """Name by which clients ask for the newest version, `{run}` stands for the run's name; it moves once the server answers rightly under
+    the version's own name, and takes an adapter's place in the server of its own. "": none."""

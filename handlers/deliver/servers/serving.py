@@ -147,7 +147,7 @@ class Serving:
         """The error of answers that are not the fine-tuned model's."""
         return Permanent(
             FaultCode.DELIVERY_ANSWERS, f"compare the answers of {model}", fault,
-            f"{remedy}, and run `ckptd deliver` again; people are served what they were before", path=self.url,
+            f"{remedy}; people are served what they were before", path=self.url,
         )  # fmt: skip
 
     def followed(self, version: str) -> Permanent:

@@ -39,8 +39,8 @@ class Backend(Protocol):
     def has(self, key: str, file: SourceFile) -> bool:
         """Whether the file's contents lie there."""
 
-    def send(self, key: str, file: SourceFile, sent: Callable[[int], None]) -> int:
-        """Let them lie there; gives the bytes that earlier attempts had sent."""
+    def send(self, key: str, file: SourceFile, sent: Callable[[int], None], *, anew: bool = False) -> int:
+        """Let them lie there; gives the bytes that earlier attempts had sent. `anew`: in place of what lies there."""
 
     def copy(self, source: str, key: str, file: SourceFile) -> bool:
         """Let them lie there without sending them, as `source` does; False where that can't be done."""

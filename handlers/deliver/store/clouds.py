@@ -100,7 +100,7 @@ class Cloud:
                 return False
             return there.meta["size"] == file.size and there.attributes.get(DIGEST) == file.sha256
 
-    def send(self, key: str, file: SourceFile, sent: Callable[[int], None]) -> int:
+    def send(self, key: str, file: SourceFile, sent: Callable[[int], None], *, anew: bool = False) -> int:
         """Send it, in parts where it is large."""
         failures: list[CkptdError] = []
 

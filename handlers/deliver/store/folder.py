@@ -61,7 +61,7 @@ class Folder:
         path = self._path(key)
         return path.is_file() and path.stat().st_size == file.size
 
-    def send(self, key: str, file: SourceFile, sent: Callable[[int], None]) -> int:
+    def send(self, key: str, file: SourceFile, sent: Callable[[int], None], *, anew: bool = False) -> int:
         """Write it below a hidden name, then rename it."""
         with _errors(self._base):
             run, version = key.split("/")[:2]
@@ -70,7 +70,7 @@ class Folder:
                 self.look()
                 make_folders(part.parent)
                 with contextlib.suppress(FileNotFoundError), _locked(part) as handle:
-                    if self.has(key, file):  # another process wrote it meanwhile
+                    if not anew and self.has(key, file):  # another process wrote it meanwhile
                         return file.size
                     if os.path.lexists(part) and os.path.samestat(os.fstat(handle), os.stat(part)):
                         return self._fill(key, handle, part, file, sent)
@@ -83,7 +83,7 @@ class Folder:
         os.ftruncate(handle, start)
         at = start
         for block in file.parts(BLOCK, start):
-            at += os.pwrite(handle, block, at)
+            at = _written(handle, block, at)
             sent(len(block))
             if at % PART < len(block):
                 os.fsync(handle)
@@ -118,9 +118,12 @@ class Folder:
 
     def read(self, key: str) -> Document | None:
         """A small value, by its digest."""
+        path = self._path(key)
+        if path.name == MANIFEST and path.parent.name.startswith("."):  # of a version that has not got its name yet
+            return None
         with _errors(self._base):
             try:
-                body = read_bounded(self._path(key), MOST)
+                body = read_bounded(path, MOST)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except ValueError:  # no plain file, or a large one: none of ours
@@ -150,9 +153,7 @@ class Folder:
                 (part / MANIFEST).replace(hidden / MANIFEST)
                 for path, _, _ in walk(hidden):
                     fsync_directory(Path(path))
-                with contextlib.suppress(OSError):  # another process was faster
-                    hidden.rename(final)
-                    fsync_directory(final.parent)
+                if _renamed(hidden, final):
                     return True
         return self.write(f"{folder}/{MANIFEST}", data, "")
 
@@ -191,6 +192,30 @@ class Folder:
                 while path.parent != run:
                     path = path.parent
                     path.rmdir()
+
+
+def _written(handle: int, block: bytearray, at: int) -> int:
+    """Write a block to a place, whole: a disk that is almost full takes a part of it. Gives where it ends."""
+    with memoryview(block) as left:
+        while left:
+            count = os.pwrite(handle, left, at)
+            left, at = left[count:], at + count
+    return at
+
+
+def _renamed(hidden: Path, final: Path) -> bool:
+    """Let a folder have its name; False where another process was faster. Raises OSError where something else has the name."""
+    try:
+        hidden.rename(final)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or (error.errno == errno.ENOENT and final.is_dir()):
+            return False
+        if os.path.lexists(final) and not final.is_dir():
+            remedy = "look at it, take it away, and run `ckptd deliver` again"
+            raise Permanent(FaultCode.DELIVERY_CONFLICT, "write a version", "something else has its name", remedy, path=final) from error
+        raise
+    fsync_directory(final.parent)
+    return True
 
 
 @contextlib.contextmanager

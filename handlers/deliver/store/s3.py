@@ -94,7 +94,7 @@ class S3:
         size = said.headers.get("Content-Length", str(file.size))
         return said.status == 200 and said.headers.get(DIGEST) == file.sha256 and size == str(file.size)
 
-    def send(self, key: str, file: SourceFile, sent: Callable[[int], None]) -> int:
+    def send(self, key: str, file: SourceFile, sent: Callable[[int], None], *, anew: bool = False) -> int:
         """By one request, or in parts."""
         headers = {**headers_of(key), DIGEST: file.sha256}
         if file.size > self._uploads.part:

@@ -19,6 +19,9 @@ import numpy as np
 _said: deque[str] = deque(maxlen=40)
 _ERROR = 4
 _CONTINUED = 5
+ALONE_BYTES = 256 << 20
+"""Of weights, counted once for each token of a step, up to which one thread computes it: several meet after each of its hundreds of
+products, and there they spend more time than so little takes. Twice as many of several tokens at once, which wait longer there."""
 
 
 class Refused(Exception):
@@ -158,7 +161,6 @@ class Context:
         _said.clear()
         params = library.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = room, room, min(room, 512), sequences
-        params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = 0  # GGML_TYPE_F32; its default is half precision
         params.flash_attn_type = 0
         params.offload_kqv = params.op_offload = False
@@ -166,11 +168,12 @@ class Context:
         self._context: Any = None
         if observe is not None:
             params.cb_eval = observe
-        self._model, self.room, self.sequences, self._observe = model, room, sequences, observe
+        self._model, self.room, self.sequences, self._observe, self._threads = model, room, sequences, observe, threads
         self._context = library.llama_init_from_model(model._model, params)
         if not self._context:
             raise Refused(why())
         self._batch = library.llama_batch_init(room, 0, 1)
+        self._weights = int(library.llama_model_size(model.handle))
         if adapter is not None:
             handles, factors = (library.llama_adapter_lora_p_ctypes * 1)(adapter.handle), (ctypes.c_float * 1)(1.0)
             if library.llama_set_adapters_lora(self._context, handles, 1, factors) != 0:
@@ -198,6 +201,9 @@ class Context:
         for at, (token, position, sequence) in enumerate(tokens):
             batch.token[at], batch.pos[at] = token, position
             batch.n_seq_id[at], batch.seq_id[at][0], batch.logits[at] = 1, sequence, logits
+        most = ALONE_BYTES if len(tokens) == 1 else 2 * ALONE_BYTES
+        threads = 1 if self._weights * len(tokens) <= most else self._threads
+        library.llama_set_n_threads(self._context, threads, threads)
         code = library.llama_decode(self._context, batch)
         if code != 0:
             raise Refused(f"it could not compute {len(tokens)} tokens (code {code}): {why()}")

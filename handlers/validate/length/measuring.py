@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.jobs.figures import LongFigures
+from daemon.contract.jobs.plan import is_over_base
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, Rows, Spread, in_deviations
 from handlers.validate.engines.task_profile import ValidatedTask
@@ -63,6 +64,7 @@ def measure(
     if len(wanted) > 1:  # the live model with rounded weights, where that is what the artifact has
         wanted.sort(key=lambda rows: float(np.abs(logits - rows).mean()) if logits.shape == rows.shape else 0.0)
     try:
+        text = replace(text, halves=text.halves and not is_over_base(worker.name))
         return _compared(subject, text, long, wanted[0], logits, None if merged is None else merged / file)
     except ValueError as error:
         return long, f"on {what} of {len(text.ids):,} tokens {error}"

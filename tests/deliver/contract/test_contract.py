@@ -11,10 +11,24 @@ from tests.deliver.contract.bench import Bench
 from tests.deliver.contract.checks import CHECKS, Check
 from tests.deliver.contract.site import Site, sites
 
+ALWAYS = frozenset({"reference", "store"})
+"""Kinds of which all quick checks are made each time."""
+FEW = frozenset({
+    "a_whole_version_arrives_and_is_followed", "what_has_not_passed_is_delivered_and_not_followed", "what_is_refused_waits_for_a_person",
+    "a_far_end_that_lies_is_caught", "the_followed_version_is_not_taken_away", "a_source_that_changed_makes_nothing_visible",
+})  # fmt: skip
+"""What is checked of all others each time; the rest takes ten minutes, and is slow."""
+
+
+def _is_slow(name: str, check: Check) -> bool:
+    return check.slow or not (name in ALWAYS or check.name in FEW)
+
 
 def _cases() -> list[Any]:
     return [
-        pytest.param(site, check, id=f"{name}-{check.name}", marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if check.slow else [])
+        pytest.param(
+            site, check, id=f"{name}-{check.name}", marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if _is_slow(name, check) else []
+        )
         for name, site in sites().items()
         for check in CHECKS
         if check.name not in site.lacks

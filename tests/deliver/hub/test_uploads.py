@@ -10,7 +10,7 @@ import pytest
 from daemon.contract.faults.fault_codes import FaultCode
 from tests.deliver.contract.bench import Bench
 from tests.deliver.exports import Export
-from tests.deliver.proxy import Fault, Request
+from tests.deliver.proxy import Fault, Request, status
 from tests.deliver.sites.hub import SITE
 
 FILES = {"pytorch/config.json": b"{}", "pytorch/model.safetensors": 5 * SITE.chunk - 9}
@@ -99,3 +99,12 @@ def test_main_that_moves_later_costs_no_contents(bench: Bench, site: SITE) -> No
     repo = site.service.store.repo("me/run-a")
     main, named = repo.at("main").files, repo.at(repo.tags[version]).files
     assert {path: (file.oid, file.sha256) for path, file in main.items()} == {path: (file.oid, file.sha256) for path, file in named.items()}
+
+
+def test_small_files_are_asked_for_together_and_those_that_fail_alone(bench: Bench, site: SITE) -> None:
+    export = bench.export(files={f"pytorch/{number}.bin": b"\0%d" % number for number in range(20)})
+    bench.proxy.plan(status(503), when=lambda request: "/store/" in request.path and request.method == "PUT", first=3)
+    assert bench.deliver(export).receipt.moved
+    asked = [request for request in bench.proxy.seen if request.path.endswith("/objects/batch")]
+    assert len(asked) == 2, "once for all of them, and once more for the one that failed"
+    bench.assert_whole(export)

@@ -43,9 +43,9 @@ class RegistrySite(Site):
 
     @staticmethod
     def name(run: str) -> str:
-        if re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", run):
+        if len(run) <= 100 and re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", run):
             return f"ml/{run}"
-        plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
+        plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")[:80] or "run"
         return f"ml/{plain}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
     def visible(self, run: str) -> Mapping[str, Contents]:

@@ -248,3 +248,46 @@ def test_an_upload_that_was_cut_goes_on_behind_its_last_part(bench: Bench) -> No
     bench.proxy.clear()
     bench.deliver(export, resume=delivery.notes)
     assert sent + bench.proxy.sent <= 300_000 + bench.site.part + bench.site.slack and any(map(writes, bench.proxy.seen))
+
+
+def _two(bench: Bench) -> tuple[str, str]:
+    """Versions, the second of which is followed."""
+    first, second = (bench.deliver(bench.export(step)).receipt.version for step in (100, 200))
+    return first, second
+
+
+def test_what_is_followed_at_the_moment_when_it_is_taken_away_stays(bench: Bench) -> None:
+    version, _ = _two(bench)
+    bench.proxy.plan(
+        Fault(before=lambda request: bench.site.move_by_hand("run-a", version)), when=lambda request: request.method == "DELETE"
+    )
+    end = bench.remove(version)
+    assert end.permanent and end.fault and end.fault.code == FaultCode.DELIVERY_CONFLICT
+    assert bench.site.current("run-a") == version and version in bench.site.visible("run-a")
+    bench.assert_whole(bench.export(100), bench.export(200))
+
+
+def test_what_is_taken_away_before_it_is_followed_is_made_again(bench: Bench) -> None:
+    version, _ = _two(bench)
+
+    def take(request: Request) -> None:
+        bench.proxy.clear()
+        assert bench.remove(version).fault is None
+
+    bench.proxy.plan(Fault(before=take), when=lambda request: request.method == "PUT" and request.path.endswith("/manifests/latest"))
+    assert bench.deliver(bench.export(100), move="force").receipt.moved
+    assert bench.site.current("run-a") == version and version in bench.site.visible("run-a")
+
+
+def test_a_tag_that_goes_with_what_is_taken_away_is_written_again(bench: Bench) -> None:
+    version, _ = _two(bench)
+
+    def take(request: Request) -> None:
+        bench.proxy.clear()
+        name, _, tag = version.partition(":")
+        _registry(bench).repositories[name].tags.pop("latest")
+        _registry(bench).repositories[name].tags.pop(tag)
+
+    bench.proxy.plan(Fault(after=take), when=lambda request: request.method == "PUT" and request.path.endswith("/manifests/latest"))
+    assert bench.deliver(bench.export(100), move="force").receipt.moved
+    assert bench.site.current("run-a") == version and version in bench.site.visible("run-a")

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.deliver.queue.yard import SCRIPTED, Aim, Yard
+from tests.deliver.queue.yard import ROOT, SCRIPTED, Aim, Yard
 from tests.deliver.sites.reference import SITE
 from tests.runner.conftest import add, make_toy
 
 __all__ = ["add", "make_toy"]
+
+
+@pytest.fixture(autouse=True)
+def path_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from pathlib import Path
 from daemon.contract.disk.export_layout import manifest_of
 from daemon.journal.file.opening import reading
 from daemon.journal.shipment_rows import ShipmentRow, deliveries, shipments_of
+from daemon.operating.monitoring.deliveries import DeliveryStatus
+from daemon.operating.monitoring.status import snapshot
+from tests.cli.test_bad_input import ckptd
 from tests.runner.conftest import ROOT, Toy
 
 Make = Callable[..., Toy]
@@ -93,6 +96,26 @@ def test_an_export_that_waits_to_be_delivered_outlives_retention_and_restarts(ma
     toy.wait_ended(3)
     wait(lambda: not (toy.exports / "run" / "step-4").exists(), toy)
     assert toy.stop() == 0
+
+
+def test_how_far_a_delivery_is_is_said_while_it_runs(make_toy: Make, add: Add, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    slow = f'\n[[deliver]]\nname = "slow"\nkind = "store"\nurl = "file://{tmp_path}/far"\nbandwidth = 4000\n'
+    toy = make_toy(extra=slow)
+    add(toy, step=4)
+    toy.start()
+
+    def now() -> DeliveryStatus | None:
+        return next((delivery for job in snapshot(toy.state).jobs for delivery in job.deliveries), None)
+
+    wait(lambda: (seen := now()) is not None and (seen.fraction or 0) > 0 and seen.sent > 0 and seen.doing == "sending", toy)
+    job = snapshot(toy.state).jobs[0].id
+    for verb in (["show", job], ["list"], ["status"]):
+        said = ckptd(tmp_path, *verb, "--config", toy.config).stdout
+        assert "to slow: sending " in said and " sent" in said, said
+    assert toy.stop() == 0
+    seen = now()
+    assert seen is not None and (seen.state, seen.fraction, seen.doing) == ("waiting", None, None)
 
 
 def test_what_waits_for_a_target_that_leaves_is_dropped_also_where_it_was_the_last(make_toy: Make, add: Add, tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from daemon.contract.delivering.orders import End, Order
 from daemon.delivering import process
 from tests.deliver.queue.yard import Aim, Yard, ended, run_until, save, start
+from tests.runner.conftest import ROOT
 
 Script = Callable[..., Aim]
 
@@ -83,3 +87,18 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return False
+
+
+def test_a_library_that_is_missing_is_named_with_what_installs_it_and_hides_no_kind(tmp_path: Path) -> None:
+    for name in ("urllib3", "obstore"):
+        (tmp_path / f"{name}.py").write_text("raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    for url, package in (("s3://models", "urllib3"), ("gs://models", "obstore")):
+        order = Order(kind="store", entry="handlers.deliver.store.target:Store", name="far", action="look", options={"url": url})
+        asked = [sys.executable, "-m", "handlers.deliver"]
+        done = subprocess.run(asked, input=order.model_dump_json(), env=environment, capture_output=True, text=True, check=True)
+        end = End.model_validate_json(done.stdout.splitlines()[-1])
+        assert end.permanent and end.fault is not None and end.fault.code == "delivery-library", end
+        assert f"the package {package} is not installed" in end.fault.cause and "pip install 'ckptd[deliver]'" in end.fault.remedy
+    code = "from daemon.contract.delivering.kinds import kinds; print(kinds().problems)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout == "()\n"

@@ -15,7 +15,7 @@ import pytest
 
 from daemon.delivering.queue import Wanted
 from daemon.journal.shipment_rows import NewShipment
-from tests.deliver.queue.yard import Aim, Yard, ended, run_until
+from tests.deliver.queue.yard import PASSED, Aim, Yard, ended, run_until
 from tests.deliver.sites.reference import SITE
 
 Script = Callable[..., Aim]
@@ -89,10 +89,10 @@ def test_a_refusal_waits_for_a_person_and_another_secret_is_what_a_person_does(y
     job, refused = yard.end(100), script({"do": "status", "status": 401}, {"do": "status", "status": 403}, OK, key="old-token-1234")
     queue = yard.queue(refused)
     run_until(queue, lambda: yard.row(job).state == "failed")
-    queue.adopt(Wanted((replace(refused, bandwidth=7),)))  # nothing by which it failed
+    queue.adopt(Wanted((replace(refused, bandwidth=7),), PASSED))  # nothing by which it failed
     queue.tick()
     assert yard.row(job).state == "failed"
-    queue.adopt(Wanted((replace(refused, key="new-token-1234"),)))
+    queue.adopt(Wanted((replace(refused, key="new-token-1234"),), PASSED))
     run_until(queue, lambda: yard.row(job).attempts == 2 and yard.row(job).state == "failed")
     yard.journal.shipments.enter(job, [NewShipment("far", by_hand=True)])
     run_until(queue, lambda: yard.row(job).state == "delivered")
@@ -114,7 +114,7 @@ def test_nothing_old_goes_to_a_new_target_and_nothing_more_to_one_that_left(yard
     gone = script({"do": "wait"}, name="gone")
     queue = yard.queue(gone)
     run_until(queue, lambda: len(yard.journal.shipments.running()) == 1)
-    queue.adopt(Wanted((replace(gone, name="new"),)))
+    queue.adopt(Wanted((replace(gone, name="new"),), PASSED))
     run_until(queue, lambda: not queue.progress())
     assert [(row.target, row.state) for row in yard.journal.shipments.of(old)] == [("gone", "dropped")]
     assert delivered() == []

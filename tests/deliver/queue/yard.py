@@ -30,6 +30,8 @@ REFERENCE = "tests.deliver.contract.reference:Reference"
 SCRIPTED = "tests.deliver.queue.scripted:Scripted"
 ROOT = Path(__file__).parents[3]
 FILES = {"README.md": b"# An export\n", "pytorch/model.safetensors": 70_000, "pytorch/config.json": b"{}", "onnx/model.onnx": 9_000}
+PASSED = ("PYTHONPATH",)
+"""So that a process of ckptd finds the targets of the tests, which are no part of what is installed."""
 SECONDS = 120.0
 """For what happens as soon as the machine gets to it."""
 
@@ -113,7 +115,7 @@ class Yard:
         return next(row for row in self.journal.shipments.of(job) if row.target == target)
 
     def queue(self, *aims: Aim, clock: Callable[[], float] = time.time, told: bool = False) -> Deliveries:
-        wanted = Wanted(aims, wants=lambda event: told)
+        wanted = Wanted(aims, PASSED, lambda event: told)
         return Deliveries(wanted, self.journal, self.state / "deliveries", self.output, clock)
 
 
@@ -148,7 +150,7 @@ def start(folder: Path, **environment: str) -> subprocess.Popen[bytes]:
 
 
 def _main(folder: Path) -> None:
-    rules.FIRST_PAUSE = 0.2
+    rules.FIRST_PAUSE, rules.LONGEST_PAUSE = 0.2, 1.0
     aims = [Aim(**{**value, **{key: tuple(value[key]) for key in ("variants", "runs", "fitting")}})
             for value in json.loads((folder / "aims.json").read_text())]  # fmt: skip
     with Yard(folder) as yard:

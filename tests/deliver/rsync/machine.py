@@ -119,7 +119,7 @@ class Machine(Site):
     def run_folder(run: str) -> str:
         """The run's folder."""
         plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run).strip("-.")
-        return run if plain == run else f"{plain or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+        return run if plain == run and len(run) <= 100 else f"{plain[:100] or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
     def visible(self, run: str) -> Mapping[str, Contents]:
         """As a web server over the folder would give it."""

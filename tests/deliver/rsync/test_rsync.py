@@ -8,12 +8,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from daemon.contract.delivering.orders import End, Order
 from daemon.contract.faults.fault_codes import FaultCode
-from handlers.deliver.rsync.connection import error_of
+from handlers.deliver.rsync.connection import Connection, error_of
+from handlers.deliver.rsync.target import Rsync
+from handlers.deliver.target import Resume, Setting
+from handlers.deliver.transfer import Transfer
 from tests.deliver.contract.bench import Bench
 from tests.deliver.contract.checks import CHECKS, Check
 from tests.deliver.rsync.machine import Machine, fetch
@@ -101,3 +106,43 @@ def test_a_full_disk_and_a_folder_without_rights_are_told_apart() -> None:
     full = error_of("send", b'rsync: write failed on "x": No space left on device (28)\nrsync error: error in file IO (code 11)', "", "x")
     assert full.fault.code == FaultCode.DELIVERY_FULL and "No space left" in full.fault.cause
     assert error_of("send", b"mkdir: cannot create directory 'x': Permission denied\n", "", "x").fault.code == FaultCode.DELIVERY_REFUSED
+
+
+def test_a_file_that_was_damaged_or_removed_there_is_put_again(bench: Bench) -> None:
+    export = bench.export()
+    version = bench.deliver(export).receipt.version
+    path = machine(bench).models / version / "pytorch/model.safetensors"
+    data = path.read_bytes()
+    for harm in (lambda: path.write_bytes(b"x" * len(data)), lambda: path.write_bytes(b"x"), path.unlink, lambda: _replaced(path)):
+        harm()
+        assert bench.deliver(export).receipt.version == version and path.read_bytes() == data
+        bench.assert_whole(export)
+
+
+def _replaced(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"another")
+
+
+def test_what_is_taken_away_before_it_is_followed_is_made_again(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = bench.export(100), bench.export(200)
+    bench.deliver(first)
+    run, removed = Connection.run, list[End]()
+
+    def interrupted(self: Connection, operation: str, *rest: Any) -> Any:
+        if operation == "move latest.json" and not removed:
+            (name,) = (row.version for row in bench.listed("run-a") if row.step == 200)
+            removed.append(bench.remove(name))
+        return run(self, operation, *rest)
+
+    monkeypatch.setattr(Connection, "run", interrupted)
+    for name, value in bench.site.variables.items():
+        monkeypatch.setenv(name, value)
+    (scratch := tmp_path / "here").mkdir()
+    target = Rsync(Setting(bench.site.options(), bench.site.secret, scratch, Resume(), run="run-a"))
+    order = Order(kind="rsync", entry="-", name="tried", options={}, export=str(second.folder))
+    with contextlib.closing(target):
+        receipt = Transfer(order, target, lambda said: None, sleep=lambda seconds: None).deliver()
+    assert removed[0].fault is None and receipt.moved
+    assert bench.site.current("run-a") == receipt.version and receipt.version in bench.site.visible("run-a")
+    bench.assert_whole(first, second)

@@ -25,9 +25,11 @@ class SITE(Site):
     chunk = 1 << 16
     """So that files go in parts."""
     part = chunk
+    page = 7
+    """Rows of a listing."""
 
     def start(self) -> None:
-        self.service = Service(self.folder / "objects", self.chunk, page=7)
+        self.service = Service(self.folder / "objects", self.chunk, page=self.page)
         self.service.__enter__()
         self.proxy = Proxy(self.service.port)
         self.proxy.__enter__()

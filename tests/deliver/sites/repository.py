@@ -32,7 +32,7 @@ class SITE(Site):
     @staticmethod
     def model(run: str) -> str:
         plain = re.sub(r"[^A-Za-z0-9_]+", "-", run).strip("-")
-        return run if plain == run else f"{plain or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+        return run if plain == run and len(run) <= 50 else f"{plain[:50] or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
     def visible(self, run: str) -> Mapping[str, Contents]:
         folder, seen = self.folder / "models" / self.model(run), {}

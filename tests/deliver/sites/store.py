@@ -16,7 +16,8 @@ from tests.deliver.contract.site import Contents, Site
 def folder_of(run: str) -> str:
     """The folder in which a run's versions lie."""
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run).strip("-.")
-    return run if plain == run else f"{plain or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+    long = len(run) > 100
+    return run if plain == run and not long else f"{plain[:100] or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 class SITE(Site):

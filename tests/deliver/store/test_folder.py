@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from handlers.deliver.store.folder import Folder
 from handlers.deliver.target import Resume
 from handlers.deliver.version import BLOCK, SourceFile
 from tests.deliver.contract.bench import Bench
+from tests.deliver.exports import Export
 from tests.deliver.sites.store import SITE
 
 
@@ -122,6 +123,53 @@ def test_files_of_a_person_in_a_version_that_is_taken_away_stay(bench: Bench) ->
     assert [path.name for path in (base(bench) / old).rglob("*")] == ["notes.txt"]
 
 
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, 1000),
+    "other bytes": lambda path: path.write_bytes(b"x" * path.stat().st_size),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_was_damaged_there_is_put_again(bench: Bench, change: str) -> None:
+    export = bench.export()
+    version = bench.deliver(export).receipt.version
+    CHANGES[change](base(bench) / version / "pytorch/model.safetensors")
+    again = bench.deliver(export)
+    assert again.receipt.version == version and 0 < again.receipt.sent <= 160_000
+    bench.assert_whole(export)
+    assert any("pytorch/model.safetensors" in text for text in again.warnings) == (change == "other bytes")
+
+
+def test_damaged_contents_of_another_version_are_not_taken_over(bench: Bench) -> None:
+    first, second = bench.export(100), bench.export(200, seed=100)
+    version = bench.deliver(first).receipt.version
+    CHANGES["other bytes"](base(bench) / version / "pytorch/model.safetensors")
+    assert bench.deliver(second).receipt.moved
+    (new,) = (seen for seen in bench.site.visible("run-a").values() if seen["report.json"] == second.digests["report.json"])
+    assert dict(new) == dict(bench.site.expected(second))
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_what_has_a_versions_name_stays_and_is_said(bench: Bench, link: bool) -> None:
+    first, export = bench.export(100), bench.export(200)
+    old = bench.deliver(first).receipt.version
+    name = base(bench) / "run-a" / f"run-a-200-{_digest(export)[:8]}"
+    name.symlink_to("nowhere") if link else name.write_text("a person's")
+    end = bench.deliver(export).end
+    assert end.permanent and end.fault and end.fault.code == FaultCode.DELIVERY_CONFLICT and str(name) in end.fault.sentence()
+    assert bench.site.current("run-a") == old and os.path.lexists(name) and not name.is_dir()
+    name.unlink()
+    receipt = bench.deliver(export).receipt
+    assert receipt.sent == 0 and receipt.moved
+    bench.assert_whole(first, export)
+
+
+def _digest(export: Export) -> str:
+    lines = [f"{digest} {(export.folder / path).stat().st_size} {path}\n" for path, digest in sorted(export.digests.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def large(tmp_path: Path) -> SourceFile:
     data = random.Random(1).randbytes(5 * BLOCK + 10)
     (tmp_path / "source").write_bytes(data)
@@ -162,3 +210,12 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CkptdError) as raised:
         Folder(str(tmp_path / "far"), Resume()).send("run/run-1-00000000/onnx/model.onnx", file, lambda count: None)
     assert isinstance(raised.value, Retryable) and raised.value.fault.code == FaultCode.DELIVERY_FULL
+
+
+def test_a_block_that_was_written_in_part_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, pwrite = large(tmp_path), os.pwrite
+    (tmp_path / "far").mkdir()
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: pwrite(handle, memoryview(data)[: max(1, len(data) // 2)], at))
+    store = Folder(str(tmp_path / "far"), Resume())
+    store.send("run/run-1-00000000/onnx/model.onnx", file, lambda count: None)
+    assert b"".join(store.stream("run/run-1-00000000/onnx/model.onnx")) == file.source.read_bytes()

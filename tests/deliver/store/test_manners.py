@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract.delivering.orders import End
 from daemon.contract.faults.fault_codes import FaultCode
 from tests.deliver.contract.bench import Bench, Delivery
 from tests.deliver.exports import Export
@@ -232,3 +233,32 @@ def test_each_request_is_signed_as_botocore_signs_it(bench: Bench) -> None:
             assert end.fault.code == FaultCode.DELIVERY_REFUSED and "SignatureDoesNotMatch" in end.fault.sentence()
     bench.assert_whole(export)
     assert bench.site.current(export.run)
+
+
+def test_a_file_that_was_damaged_or_removed_there_is_put_again(bench: Bench) -> None:
+    export, far = bench.export(), site(bench)
+    version = bench.deliver(export).receipt.version
+    for harm in (b"", b"x" * 150_000, None):
+        key = f"{version}/pytorch/model.safetensors"
+        far.plain("DELETE", f"/models/some/where/{key}") if harm is None else far.put(key, harm)
+        assert bench.deliver(export).receipt.sent >= 150_000
+        bench.assert_whole(export)
+
+
+def test_what_is_taken_away_while_it_is_brought_is_not_visible_without_its_files(bench: Bench) -> None:
+    export = bench.export()
+    taken = list[End]()
+
+    def take(request: Request) -> None:
+        bench.proxy.clear()
+        taken.append(bench.remove(f"run-a/{version}"))
+
+    version = bench.deliver(export).receipt.version.partition("/")[2]
+    bench.deliver(bench.export(200))
+    bench.remove(f"run-a/{version}")
+    bench.proxy.plan(Fault(before=take), when=lambda request: request.method == "PUT" and request.path.endswith("/MANIFEST.json"))
+    end = bench.deliver(export).end
+    assert taken and taken[0].fault is None and end.fault and not end.permanent and "taken away" in end.fault.sentence()
+    bench.assert_whole(export, bench.export(200))
+    assert bench.deliver(export).receipt
+    bench.assert_whole(export, bench.export(200))

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from daemon.contract.faults.errors import CkptdError, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.values import Json
 from handlers.deliver.calls import Calls, Said, plain
 from handlers.deliver.hub.interface.commits import Commit, Entry, Mark, mark_of
 from handlers.deliver.version import SourceFile
@@ -19,7 +20,7 @@ from handlers.deliver.version import SourceFile
 HUB = "https://huggingface.co"
 LFS_TYPE = "application/vnd.git-lfs+json"
 FILES_AT_ONCE = 256
-"""Of a question which files are large ones."""
+"""Of a question how files are kept, or where they go."""
 SAMPLE_BYTES = 512
 PAGES = 1000
 NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
@@ -135,18 +136,21 @@ class Repository:
         row = {"path": "ckptd.json", "size": 1, "sample": "e30="}
         self._ask("ask for the right to write", "POST", f"{self._api}/preupload/main", {"files": [row]})
 
-    def batch(self, file: SourceFile) -> Mapping[str, Any]:
-        """What is to be done to upload a large file; {} where it lies there."""
+    def batch(self, files: Sequence[SourceFile]) -> dict[str, Json]:
+        """What the Hub says of large files, by digest; `actions_of` reads it."""
         body = {
             "operation": "upload", "transfers": ["basic", "multipart"], "hash_algo": "sha256",
-            "objects": [{"oid": file.sha256, "size": file.size}],
+            "objects": [{"oid": file.sha256, "size": file.size} for file in files],
         }  # fmt: skip
         said = self._ask("ask where to upload", "POST", f"{self.name}.git/info/lfs/objects/batch", body, kind=LFS_TYPE)
-        row = said.json()["objects"][0]
+        return {str(row["oid"]): row for row in said.json()["objects"]}
+
+    def actions_of(self, row: Json) -> Mapping[str, Any]:
+        """What is to be done to upload the file; {} where it lies there. Raises CkptdError where the Hub does not take it."""
         if isinstance(error := row.get("error"), dict):
             code = error.get("code")
-            answer = Said(code if isinstance(code, int) and code >= 400 else 422, {}, str(error.get("message")).encode(), said.url)
-            raise self.calls.error("ask where to upload", answer)
+            status = code if isinstance(code, int) and code >= 400 else 422
+            raise self.calls.error("ask where to upload", Said(status, {}, str(error.get("message")).encode(), self.calls.base))
         return row.get("actions") or {}
 
     def commit(self, branch: str, commit: Commit) -> str | None:

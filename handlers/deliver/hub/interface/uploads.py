@@ -7,16 +7,18 @@ The Hub gives the addresses of all parts at once, for some hours, and says nothi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.values import Json
 from handlers.deliver.calls import BLOCK, Said
-from handlers.deliver.hub.interface.repository import HUB, LFS_TYPE, Repository
+from handlers.deliver.hub.interface.repository import FILES_AT_ONCE, HUB, LFS_TYPE, Repository
 from handlers.deliver.hub.interface.sealed import opened, sealed
-from handlers.deliver.target import Resume
+from handlers.deliver.target import SMALL_BYTES, Resume
 from handlers.deliver.version import SourceFile
 
 ARRIVED = (200, 201, 204)
@@ -41,10 +43,19 @@ class Uploads:
         self._mine: dict[str, int] = {}
         """Bytes that this process sent of each file, and that arrived."""
         self._given_up: set[str] = set()
+        self._small: dict[str, SourceFile] = {}
+        """Small files that will be put, by digest: the Hub is asked of many at once."""
+        self._offered: dict[str, Json] = {}
+        """What it said of them, for a try each: an address does not serve for long."""
+        self._asking = threading.Lock()
+
+    def expect(self, files: Iterable[SourceFile]) -> None:
+        """Learn what will be put."""
+        self._small = {file.sha256: file for file in files if file.size <= SMALL_BYTES}
 
     def put(self, file: SourceFile, sent: Callable[[int], None]) -> int:
         """Let the file lie there; gives bytes that did before this process came. Raises CkptdError."""
-        actions = self._repository.batch(file)
+        actions = self._repository.actions_of(self._offer(file))
         if not actions:
             self._forget(file)
             return max(0, file.size - self._mine.get(file.sha256, 0))
@@ -61,6 +72,15 @@ class Uploads:
             headers = {"Content-Type": LFS_TYPE, "Accept": LFS_TYPE}
             self._repository.calls.ask("verify an upload", "POST", self._address(verify["href"]), body=body, headers=headers)
         return before
+
+    def _offer(self, file: SourceFile) -> Json:
+        """What the Hub says of a file."""
+        with self._asking:
+            if file.sha256 not in self._offered:
+                self._small.pop(file.sha256, None)
+                others = [self._small.pop(digest) for digest in list(self._small)[: FILES_AT_ONCE - 1]] if file.size <= SMALL_BYTES else []
+                self._offered |= self._repository.batch([file, *others])
+            return self._offered.pop(file.sha256)
 
     def _address(self, href: str) -> str:
         """Where the Hub means: mirrors hand on its answers as they are."""
@@ -130,11 +150,14 @@ class Uploads:
         )
 
     def _ended(self, file: SourceFile, said: Said) -> None:
-        """Raise where an upload's addresses do not serve any more: the first time so that it begins anew."""
+        """Raise where an upload's addresses do not serve any more: the first time so that it begins anew, and as `SourceFile.open` for a
+        file that changed."""
         if said.status not in ENDED:
             return
         self._forget(file)
         self._mine.pop(file.sha256, None)
+        for _ in file.parts(BLOCK, file.size):  # parts were sent uncompared: maybe the file is not the manifest's any more
+            pass
         error = self._repository.calls.error("upload a part", said)
         if file.sha256 in self._given_up or error.fault.code == FaultCode.DELIVERY_FULL:
             raise error

@@ -1,7 +1,7 @@
 """What the configuration knows of vLLM."""
 
 from daemon.contract.delivering.declaration import DeliveryKind
-from handlers.deliver.servers.adapters import AdapterOptions
+from handlers.deliver.servers.options import AdapterOptions
 
 KIND = DeliveryKind(
     name="vllm", about="a running vLLM server, which loads the adapter over its base", options=AdapterOptions,

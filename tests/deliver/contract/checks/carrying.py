@@ -63,7 +63,7 @@ def a_reader_sees_whole_versions_or_none(bench: Bench) -> None:
 
 
 def hostile_names_of_runs_stay_apart(bench: Bench) -> None:
-    runs = ["../../etc/a b", "..-..-etc-a-b", "-x", "日本語 #1?&%2f", "."]
+    runs = ["../../etc/a b", "..-..-etc-a-b", "-x", "日本語 #1?&%2f", ".", "a\nb", "a b", "x" * 240, "x" * 239 + "y", "latest.json", "0"]
     versions = {run: bench.deliver(bench.export(run=run)).receipt.version for run in runs}
     for run, version in versions.items():
         assert bench.site.current(run) == version, run
