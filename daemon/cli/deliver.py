@@ -90,6 +90,7 @@ def _deliver(
     from daemon.cli.views.delivery import say_row
     from daemon.config.places.paths import StatePaths, existing
     from daemon.journal.journal import Journal
+    from daemon.journal.shipment_rows import OPEN_SHIPMENT
     from daemon.operating import by_hand
     from daemon.operating.monitoring.meant import find_job
     from daemon.system.lock import is_locked
@@ -104,7 +105,7 @@ def _deliver(
     try:
         rows = [by_hand.enter(journal, job, target, force=force, again=again) for target in targets]
         runs = is_locked(StatePaths(settings.state_directory).lock)
-        if wait and not runs and any(row.state in by_hand.OPEN_SHIPMENT for row in rows):
+        if wait and not runs and any(row.state in OPEN_SHIPMENT for row in rows):
             raise UsageError(
                 FaultCode.NOT_RUNNING, "wait for the delivery", "no daemon runs on this state directory; it is in the queue",
                 "start one: `ckptd run`", path=settings.state_directory,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.delivering.orders import Listed, Move, Receipt
+from daemon.contract.disk.files import fsync_directory
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.names import of_run
@@ -115,7 +116,7 @@ class Repository:
         self._sign(made, version)
         if place.parent.is_dir():
             made.rename(place)
-            _sync(place.parent)
+            fsync_directory(place.parent)
             return
         with tempfile.TemporaryDirectory(dir=self._shelf.folder, prefix=".new-") as scratch:
             (fresh := Path(scratch) / place.parent.name).mkdir()
@@ -125,7 +126,7 @@ class Repository:
                 # A model without a configuration is served as Triton thinks best; 0 is no version.
                 (fresh / triton.FILE).write_text(triton.serving(text, 0 if move == "keep" else version.step), encoding="utf-8")
             fresh.rename(place.parent)
-        _sync(self._folder)
+        fsync_directory(self._folder)
 
     @staticmethod
     def _sign(made: Path, version: Version) -> None:
@@ -174,7 +175,7 @@ class Repository:
             else:
                 fresh.symlink_to(place.name)
             fresh.replace(goal)
-        _sync(place.parent)
+        fsync_directory(place.parent)
 
     def list(self, run: str) -> Sequence[Listed]:
         """Folders with our record."""
@@ -218,15 +219,6 @@ class Repository:
             for left in self._shelf.folder.glob("*-*"):  # of deliveries that were killed
                 if left.is_dir():
                     shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Let a renaming be durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _refused(cause: str) -> Permanent:

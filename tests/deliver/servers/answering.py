@@ -70,6 +70,18 @@ class AnsweringSite(Site):
     def stored(self) -> int:
         return sum({path.stat().st_ino: path.stat().st_size for path in self.folder.rglob("*") if path.is_file()}.values())
 
+    def serve(self, stub: Scripted) -> None:
+        """Let a stub be reached through a proxy."""
+        self._serving = serving(stub)
+        self._serving.__enter__()
+        self.proxy = Proxy(int(stub.url.rpartition(":")[2]))
+        self.proxy.__enter__()
+
+    def stop(self) -> None:
+        assert self.proxy is not None
+        self.proxy.__exit__()
+        self._serving.__exit__(None, None, None)
+
 
 class AdapterSite(AnsweringSite):
     """A stub of vLLM and SGLang."""
@@ -88,15 +100,7 @@ class AdapterSite(AnsweringSite):
 
     def start(self) -> None:
         self.stub = Scripted()
-        self._serving = serving(self.stub)
-        self._serving.__enter__()
-        self.proxy = Proxy(int(self.stub.url.rpartition(":")[2]))
-        self.proxy.__enter__()
-
-    def stop(self) -> None:
-        assert self.proxy is not None
-        self.proxy.__exit__()
-        self._serving.__exit__(None, None, None)
+        self.serve(self.stub)
 
     def options(self) -> dict[str, Any]:
         assert self.proxy is not None

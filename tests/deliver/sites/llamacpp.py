@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from tests.deliver.contract.site import Contents
 from tests.deliver.exports import Export
-from tests.deliver.proxy import Proxy
 from tests.deliver.servers.answering import LACKS, AnsweringSite, dress
 from tests.deliver.servers.ollama_stub import TOP
-from tests.deliver.servers.stub import Scripted, serving
+from tests.deliver.servers.stub import Scripted
 
 RESTART = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], b'{}').close()"
 ONE = "a server has one model: people are served the run that was delivered last"
@@ -59,15 +58,7 @@ class SITE(AnsweringSite):
         self.stub = Stub()
         self.shelf.mkdir()
         self.stub.link = self.shelf / "current.gguf"
-        self._serving = serving(self.stub)
-        self._serving.__enter__()
-        self.proxy = Proxy(int(self.stub.url.rpartition(":")[2]))
-        self.proxy.__enter__()
-
-    def stop(self) -> None:
-        assert self.proxy is not None
-        self.proxy.__exit__()
-        self._serving.__exit__(None, None, None)
+        self.serve(self.stub)
 
     def options(self) -> dict[str, Any]:
         assert self.proxy is not None
