@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
 from daemon.contract.delivering.declaration import DeliveryKind
 from daemon.contract.frozen import Frozen
+from handlers.deliver.addresses import is_address
 
 REPOSITORY = re.compile(r"[\w.-]+/(?:[\w.-]|\{run\})+", re.ASCII)
 
@@ -49,8 +49,7 @@ class HubOptions(Frozen):
     @field_validator("endpoint")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value and (parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query):
+        if value and not is_address(value):
             raise ValueError("must be an address like https://huggingface.co, without a password")
         return value.rstrip("/")
 

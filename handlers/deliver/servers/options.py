@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from pydantic import field_validator
 
 from daemon.contract.frozen import Frozen
+from handlers.deliver.addresses import is_address
 
 
 class AnsweringOptions(Frozen):
@@ -25,8 +24,7 @@ class AnsweringOptions(Frozen):
     @field_validator("url")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        if not is_address(value):
             raise ValueError("must be an address like http://127.0.0.1:8000, without a password")
         return value.rstrip("/")
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from daemon.contract.delivering.declaration import DeliveryKind
 from daemon.contract.frozen import Frozen
+from handlers.deliver.addresses import is_address
 
 _URL = re.compile(r"(?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(?:/[^\x00-\x20?#]*)?|file:///[^\x00]*")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -48,8 +49,7 @@ class StoreOptions(Frozen):
     @field_validator("endpoint")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value and (parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query):
+        if value and not is_address(value):
             raise ValueError("must be an address like https://minio.example:9000, without a password")
         return value.rstrip("/")
 

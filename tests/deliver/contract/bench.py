@@ -111,6 +111,17 @@ class Delivery:
         return [line["text"] for line in self.lines if line["say"] == "warning"]
 
 
+@contextlib.contextmanager
+def started(site: type[Site], folder: Path, **given: Any) -> Iterator[Bench]:
+    """A bench over a started far end of its own; `given`: attributes that it needs to start."""
+    (far_end := folder / "far end").mkdir()
+    made = site(far_end)
+    for name, value in given.items():
+        setattr(made, name, value)
+    with made:
+        yield Bench(made, folder)
+
+
 class Bench:
     """A started site, and exports beside it."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.bench import Bench, started
 from tests.deliver.contract.checks import CHECKS, Check
 from tests.deliver.oci.docker_registry import DockerRegistry, fetch
+from tests.deliver.packages import unpacked
 from tests.environments import of_clients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -27,21 +27,13 @@ client.pull(target=sys.argv[1], outdir=sys.argv[2])
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        pytest.skip("the registry is Debian's package, and there is no apt-get here")
-    try:
-        return fetch(tmp_path_factory.getbasetemp().parent / "registry-packages")
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"the registry's packages can't be fetched here: {error}")
+    return unpacked(fetch, tmp_path_factory.getbasetemp().parent / "registry-packages", "docker-registry and skopeo")
 
 
 @pytest.fixture
 def bench(tmp_path: Path, tree: Path) -> Iterator[Bench]:
-    (folder := tmp_path / "far end").mkdir()
-    site = DockerRegistry(folder)
-    site.tree = tree
-    with site:
-        yield Bench(site, tmp_path)
+    with started(DockerRegistry, tmp_path, tree=tree) as made:
+        yield made
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.name not in DockerRegistry.lacks], ids=lambda check: check.name)

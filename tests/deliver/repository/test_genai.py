@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from handlers.onnx.genai import stage
-from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.bench import Bench, started
 from tests.deliver.sites.repository import SITE
 from tests.models import make_base
 from tests.onnx.conftest import make_context, silent
@@ -45,9 +45,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    (folder := tmp_path / "far end").mkdir()
-    with SITE(folder) as site:
-        yield Bench(site, tmp_path)
+    with started(SITE, tmp_path) as made:
+        yield made
 
 
 @contextlib.contextmanager

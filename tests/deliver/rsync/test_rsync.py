@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,9 @@ from handlers.deliver.rsync.connection import Connection, error_of
 from handlers.deliver.rsync.target import Rsync
 from handlers.deliver.target import Resume, Setting
 from handlers.deliver.transfer import Transfer
-from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.bench import Bench, started
 from tests.deliver.contract.checks import CHECKS, Check
+from tests.deliver.packages import unpacked
 from tests.deliver.rsync.machine import Machine, fetch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -28,21 +27,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        pytest.skip("sshd and rsync are Debian's packages, and there is no apt-get here")
-    try:
-        return fetch(tmp_path_factory.getbasetemp().parent / "ssh-packages")
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"the packages of sshd and rsync can't be fetched here: {error}")
+    return unpacked(fetch, tmp_path_factory.getbasetemp().parent / "ssh-packages", "sshd and rsync")
 
 
 @pytest.fixture
 def bench(tmp_path: Path, tree: Path) -> Iterator[Bench]:
-    (folder := tmp_path / "far end").mkdir()
-    site = Machine(folder)
-    site.tree = tree
-    with site:
-        yield Bench(site, tmp_path)
+    with started(Machine, tmp_path, tree=tree) as made:
+        yield made
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if not check.over_http], ids=lambda check: check.name)

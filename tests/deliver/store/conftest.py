@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.bench import Bench, started
 from tests.deliver.store.s3_site import S3Site
 from tests.environments import of_clients
 
@@ -24,8 +24,5 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bench(tmp_path: Path, python: Path) -> Iterator[Bench]:
-    (folder := tmp_path / "far end").mkdir()
-    site = S3Site(folder)
-    site.python = python
-    with site:
-        yield Bench(site, tmp_path)
+    with started(S3Site, tmp_path, python=python) as made:
+        yield made

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.bench import Bench, started
 from tests.deliver.contract.checks import CHECKS, Check
 from tests.deliver.store.s3_site import S3Site
 
@@ -24,11 +24,8 @@ class CloudSite(S3Site):
 
 @pytest.fixture
 def bench(tmp_path: Path, python: Path) -> Iterator[Bench]:
-    (folder := tmp_path / "far end").mkdir()
-    site = CloudSite(folder)
-    site.python = python
-    with site:
-        yield Bench(site, tmp_path)
+    with started(CloudSite, tmp_path, python=python) as made:
+        yield made
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if not check.slow and check.name not in LACKS], ids=lambda check: check.name)

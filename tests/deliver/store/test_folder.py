@@ -19,16 +19,15 @@ from handlers.deliver.store import folder as module
 from handlers.deliver.store.folder import Folder
 from handlers.deliver.target import Resume
 from handlers.deliver.version import BLOCK, SourceFile
-from tests.deliver.contract.bench import Bench
+from tests.deliver.contract.bench import Bench, started
 from tests.deliver.exports import Export
 from tests.deliver.sites.store import SITE
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    (folder := tmp_path / "far end").mkdir()
-    with SITE(folder) as site:
-        yield Bench(site, tmp_path)
+    with started(SITE, tmp_path) as made:
+        yield made
 
 
 def base(bench: Bench) -> Path:
