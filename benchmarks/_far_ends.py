@@ -84,7 +84,9 @@ class FarEnd:
             "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_TOKEN": TOKEN, "HF_HOME": str(scratch / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }  # fmt: skip
-        return {**hub, **KEYS, "PYTHONPATH": "", "HOME": str(scratch)}
+        # By the one checksum or by the other moto's server works longer, in Python: both are to send the same.
+        store = {"AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
+        return {**hub, **KEYS, **store, "PYTHONPATH": "", "HOME": str(scratch)}
 
     def order(self, port: int, **rest: Any) -> dict[str, Any]:
         """For our process."""

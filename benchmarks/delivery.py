@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="of each request, before the far end gets it")
     parser.add_argument("--large", type=int, default=LARGE, help="bytes of the large export")
+    parser.add_argument("--kinds", nargs="+", choices=("large", "small"), default=("large", "small"))
     parser.add_argument("--hf", default=str(Path(sys.executable).parent / "hf"), help="huggingface_hub's command")
     parser.add_argument("--s3", metavar="PYTHON", help="of an environment with moto[server] and boto3")
     parser.add_argument("--registry", metavar="FOLDER", help="Debian's docker-registry and skopeo, unpacked")
@@ -173,7 +174,7 @@ def main() -> None:
     with _common.scratch("delivery") as folder:
         exports = {}
         if asked & ends.keys():
-            exports = {kind: make_export(folder / f"export-{kind}", kind, options.large) for kind in ("large", "small")}
+            exports = {kind: make_export(folder / f"export-{kind}", kind, options.large) for kind in options.kinds}
         for name in (name for name in ends if name in asked):
             for kind, export in exports.items():
                 figures |= {

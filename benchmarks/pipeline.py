@@ -25,7 +25,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,8 @@ def by_commands(python: str, base: Path, adapter: Path, folder: Path, *, same_ch
     return [_common.run_child(command, env={"PYTHONPATH": ""})[1] for command in commands]
 
 
-def by_ckptd(base: Path, checkpoint: Path, folder: Path, threads: int) -> list[int]:
-    """One export; gives its peak. RuntimeError where one of the three was not made."""
+def by_ckptd(base: Path, checkpoint: Path, folder: Path, threads: int, environment: Mapping[str, str] | None = None) -> list[int]:
+    """One export; gives its peak. RuntimeError where one of the three was not made. `environment`: further variables."""
     output = folder / "out"
     shutil.rmtree(output, ignore_errors=True)
     configuration = folder / "config.toml"
@@ -155,7 +155,7 @@ def by_ckptd(base: Path, checkpoint: Path, folder: Path, threads: int) -> list[i
         "-m", "daemon", "export", str(checkpoint), "--base", str(base), "-c", str(configuration), "-o", str(output),
         *(word for variant in ("pytorch", "onnx", "onnx-int8") for word in ("--to", variant)),
     )  # fmt: skip
-    _, peak = _common.run_child(command, env={"XDG_STATE_HOME": str(folder / "state")}, good=(0, FAILED_CHECK))
+    _, peak = _common.run_child(command, env={**(environment or {}), "XDG_STATE_HOME": str(folder / "state")}, good=(0, FAILED_CHECK))
     reports = list(output.rglob("report.json"))
     made = {one["variant"] for one in json.loads(reports[0].read_text())["artifacts"]} if reports else set()
     if not {"pytorch", "onnx", "onnx-int8"} <= made:

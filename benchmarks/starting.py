@@ -1,6 +1,7 @@
 """How long commands take to start, as multiples of a bare interpreter's processor time, beside the libraries that they can't do without.
 
-Processor time, the least of the rounds, in turns: a busy machine stretches the wall time of each.
+Processor time, the least of the rounds, in turns: a busy machine stretches the wall time of each. `python -m handlers` is a child that
+finds no job, and `python -m handlers.deliver` one that gets no order: they take what every such child takes before its work.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from daemon.contract.version import __version__
 from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
 from tests.upgrades.frozen import STATES, thaw
 
-BARE = "python -c pass"
+BARE = "python -I -c pass"
 COMPLETION = {"_CKPTD_COMPLETE": "complete_bash", "COMP_WORDS": "ckptd sta", "COMP_CWORD": "1"}
 WAYS: dict[str, tuple[str, ...]] = {
-    BARE: ("-c", "pass"), "import typer": ("-c", "import typer"), "import pydantic": ("-c", "from pydantic import BaseModel"),
+    BARE: ("-I", "-c", "pass"), "import typer": ("-c", "import typer"), "import pydantic": ("-c", "from pydantic import BaseModel"),
     "ckptd --help": ("-m", "daemon", "--help"), "ckptd queue retry -h": ("-m", "daemon", "queue", "retry", "-h"),
     "completion": ("-m", "daemon"), "ckptd status, nothing there": ("-m", "daemon", "status"),
+    "python -m handlers": ("-m", "handlers", "no-job"), "python -m handlers.deliver": ("-m", "handlers.deliver"),
 }  # fmt: skip
 STATUS = {"ckptd status": ("status",), "ckptd status --json": ("status", "--json"), "ckptd list": ("list",)}
 """Asked about a daemon with four exports, which read its configuration as it is."""

@@ -47,7 +47,8 @@ LIBRARIES = {
     "torch": (
         "numpy", "torch", "handlers.models.releases.transformers_once", "transformers.modeling_utils", "safetensors.torch",
         "transformers:AutoConfig", "transformers:AutoTokenizer", "transformers:AutoModelForCausalLM",
-        "handlers.validate.check", "handlers.validate.workers.worker", "handlers.validate.workers.drivers",
+        "handlers.models.releases.conversions", "handlers.validate.check", "handlers.validate.workers.worker",
+        "handlers.validate.workers.drivers",
         "handlers.validate.reference", "handlers.validate.merged", "handlers.validate.engines.pytorch.live", "handlers.adapter.stage",
     ),
     "light": (

@@ -20,7 +20,7 @@ import psutil
 from daemon.operating.monitoring.status import snapshot
 from tests.verbs import run_verb, start_program
 
-QUICK = "samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
+QUICK = "samples = 2\nmost_samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
 ENDED = ("succeeded", "partial", "failed", "superseded", "cancelled")
 
 

@@ -94,7 +94,7 @@ def _measured(
     """
     from daemon.cli.views.benchmark import BenchView
     from daemon.operating.measuring import measure
-    from daemon.operating.measuring.children import Progress
+    from daemon.operating.measuring.stages import Progress
     from daemon.system.processes.signals import on_signals
 
     stop = threading.Event()

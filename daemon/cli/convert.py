@@ -147,7 +147,7 @@ def _staging(target: Path) -> Iterator[Path]:
 def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
     """Let the child fill the folder; its answer as JSON."""
     from daemon.system.processes.commands import run_to_end
-    from daemon.system.processes.environment import IN_UTF_8, for_children
+    from daemon.system.processes.environment import FIXED, for_children
 
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
     free = shutil.disk_usage(staging).free
@@ -165,7 +165,7 @@ def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "answer.json")
         command = [sys.executable, "-P", "-m", "handlers.convert", str(source), str(staging), "--answer", str(answer)]
-        code = run_to_end(command, heard, environment={**for_children(os.environ), **IN_UTF_8, "HF_HUB_OFFLINE": "1"})
+        code = run_to_end(command, heard, environment={**for_children(os.environ), **FIXED, "HF_HUB_OFFLINE": "1"})
         if not answer.is_file():
             cause = (
                 f"the process that converts it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"

@@ -5,169 +5,35 @@ Exit codes: 0 nothing is wrong, 1 something is, 2 usage or configuration.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from daemon.cli import verify
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.parser.groups import place
-from daemon.cli.views.markup import say, terminal
+from daemon.cli.views.markup import say
 from daemon.contract import units
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import translated, translated_plural, translated_text
-from daemon.contract.language.lists import bracketed, clauses, labelled
+from daemon.contract.language.catalog import translated, translated_text
 
 if TYPE_CHECKING:
     import sqlite3
 
     from daemon.config.settings import Settings
-    from daemon.contract.values import Json
-    from daemon.operating.integrity.fsck import Findings
     from daemon.publishing.keeping import Scope
     from daemon.publishing.retention import Export, Removal
-    from daemon.publishing.verification import Verification
-
-BIG = 64 << 20
-"""Bytes from which on a terminal is shown progress."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    app.command("verify", **place("verify", "ckptd verify exports/my-run/step-500"))(verify_command)
+    verify.register(app)
     app.command("prune", **place("prune", "ckptd prune --dry-run"))(prune_command)
-
-
-def verify_command(
-    path: Annotated[
-        Path | None,
-        typer.Argument(help="Only these exports: an export, a folder in one, or a run's folder. Default: all in output.directory."),
-    ] = None,
-    exports: Annotated[bool, typer.Option("--exports", help="Only published exports, each file against its manifest.")] = False,
-    journal: Annotated[
-        bool, typer.Option("--journal", help="Only journal and disk against each other: what is lost, duplicated or half finished.")
-    ] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read every pin and finished output.")] = False,
-    config: ConfigOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Check exports, journal and disk for damage.
-
-    Published exports against their manifests, then journal and disk against each other: what is lost, duplicated or half finished.
-
-    Exit code 1: a problem; 2: there is no export.
-    """
-    from daemon.config.places.paths import states_in
-
-    _refuse_contradiction(path, exports=exports, journal=journal, deep=deep)
-    settings = load_settings(config)
-    of_journal = path is None and not exports
-    results = [] if journal else _verified(path or settings.output.directory, quiet=json_)
-    states = [_examined(settings, state, deep=deep) for state in states_in(settings.state_directory)] if of_journal else []
-    sound = all(result.sound for result in results) and not any(findings.findings for findings in states)
-    if json_:
-        parts: dict[str, object] = {} if journal else {"exports": [_with_verdict(result) for result in results]}
-        print_json({"sound": sound, **parts, **({"states": states} if of_journal else {})})
-    else:
-        for result in results:
-            _print_verification(result)
-        for findings in states:
-            _print_findings(findings)
-    if not sound:
-        raise typer.Exit(1)
-
-
-def _refuse_contradiction(path: Path | None, *, exports: bool, journal: bool, deep: bool) -> None:
-    """Raise UsageError for options of which each leaves nothing of the other."""
-    if journal and (exports or path is not None):
-        both = "both --exports and --journal are given" if exports else "a path is given, and --journal looks at no folder of exports"
-        raise UsageError(FaultCode.BAD_OPTION, "verify", both, "give one of them; without both, everything is checked")
-    if deep and (exports or path is not None):
-        cause = "only exports are asked for, and --deep reads pins and finished outputs"
-        raise UsageError(FaultCode.BAD_OPTION, "verify", cause, "leave it out: the files of exports are always read")
-
-
-def _verified(path: Path, *, quiet: bool) -> list[Verification]:
-    from daemon.publishing.verification import to_verify, verify
-
-    wanted = to_verify(path)
-    with _progress([export for export, _ in wanted], quiet=quiet) as on_bytes:
-        return [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
-
-
-def _with_verdict(verification: Verification) -> Json:
-    return {"sound": verification.sound, **dataclasses.asdict(verification)}
-
-
-def _print_verification(verification: Verification) -> None:
-
-    count = len(verification.problems)
-    differences = translated_plural("{count} difference", "{count} differences", count).format(count=count)
-    state = translated("sound") if verification.sound else differences
-    read = translated("{files} files, {size}, {time}").format(
-        files=verification.files, size=units.size(verification.bytes), time=units.duration(verification.seconds)
-    )
-    say(labelled(str(verification.folder), bracketed(state, read)))
-    for problem in verification.problems:
-        say(f"  {translated_text(problem.sentence())}")
-
-
-@contextmanager
-def _progress(exports: list[Path], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """What takes the size in bytes of every block that was read: a progress bar on a terminal from BIG bytes on, else nothing."""
-    total = _size(exports) if sys.stderr.isatty() and not quiet else 0
-    if total < BIG:
-        yield lambda count: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=terminal(stderr=True), transient=True) as bar:
-        task = bar.add_task("verify", total=total)
-        yield lambda count: bar.advance(task, count)
-
-
-def _size(exports: list[Path]) -> int:
-    from daemon.contract.disk.files import files_below
-
-    return sum(path.stat().st_size for export in exports for path in files_below(export))
-
-
-def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
-    from daemon.checkpoints.pinning.pins import pins_of
-    from daemon.operating.integrity.fsck import examine
-    from daemon.operating.integrity.scene import paths_of
-    from daemon.system.lock import is_locked
-
-    paths = paths_of(state, settings.output.directory)
-    pins = pins_of(settings.pin, paths)
-    return examine(state, settings.output.directory, pins, quiescent=not is_locked(paths.lock), deep=deep)
-
-
-def _print_findings(findings: Findings) -> None:
-    count = len(findings.findings)
-    summary = (
-        translated_plural("{count} finding", "{count} findings", count).format(count=count) if count else translated("no problems found")
-    )
-    jobs = translated_plural("{count} job", "{count} jobs", findings.jobs).format(count=findings.jobs)
-    exports = translated_plural("{count} export", "{count} exports", findings.exports).format(count=findings.exports)
-    read = clauses([jobs, exports, units.duration(findings.seconds)])
-    say(labelled(str(findings.state), bracketed(summary, read)))
-    for finding in findings.findings:
-        say("  " + _of_job(finding.job, translated_text(finding.sentence())))
-    for note in findings.notes:
-        about = _of_job(note.job, bracketed(translated_text(note.text), str(note.path)))
-        say("  " + translated("note: {about}").format(about=about))
-
-
-def _of_job(job: str | None, text: str) -> str:
-    return labelled(job, text) if job else text
 
 
 def prune_command(

@@ -45,7 +45,7 @@ def quality(
     from daemon.operating.monitoring.run_quality import run_quality
 
     settings = load_settings(config, of_daemon=True, own_state=True)
-    value = run_quality(settings.state_directory, settings.output.directory, run, settings.select.best_variant)
+    value = run_quality(settings.state_directory, settings.output.directory, run, settings.select.best_variant, settings.select.best_task)
     if json_:
         print_json(value)
     else:

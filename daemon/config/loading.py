@@ -249,7 +249,18 @@ def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bo
         for name in settings.validate.publish_unverified
         if name not in variant_names()
     ]
+    problems += [
+        f"validate.tasks.{task.name}.variants: there is no variant {shown(name)}; {suggestions.nearest(name, variant_names())}"
+        for task in settings.validate.tasks
+        for name in task.variants
+        if name not in variant_names()
+    ]
     problems += targets.conflicts(settings.deliver, variant_names())
+    tasks = [task.name for task in settings.validate.tasks]
+    if settings.select.best_task and settings.select.best_task not in tasks:
+        name = settings.select.best_task
+        named = suggestions.nearest(name, ["trainer", "quality", *tasks])
+        problems.append(f"select.best_by: there is no task {shown(name)} in [[validate.tasks]]; {named}")
     if settings.select.best_variant and settings.select.best_variant not in variant_names():
         name = settings.select.best_variant
         problems.append(f"select.best_variant: there is no variant {shown(name)}; {suggestions.nearest(name, variant_names())}")

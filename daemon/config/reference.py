@@ -61,10 +61,11 @@ What an artifact must reach in the comparison with the live model to be publishe
 `"loose"`, twice. A table of yours needs only the limits that you change: `[validate.limits.onnx-int8]` with `kl = 0.1`, or
 `--set validate.limits.onnx-int8.kl=0.1` for one command; a number of yours counts as it is, with any strictness. `ckptd config show
 validate.thresholds` prints the limits that count, and report.json holds them. agreement: minimum share of positions with the same most
-likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error in standard deviations of the logits. Merging
-rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most likely token where two tokens are almost
-equally likely; therefore agreement is not 100 %, and unless your table sets it above the default it does not count where the divergence
-is certainly at most a fifth of the limit of kl."""
+likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error in standard deviations of the logits;
+perplexity: maximum perplexity of the texts' own tokens, over the live model's. If your table does not set it, it follows from kl as
+exp(√(2 · kl)). Merging rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most likely token where two
+tokens are almost equally likely; therefore agreement is not 100 %, and unless your table sets it above the default it does not count where
+the divergence is certainly at most half of the limit of kl."""
 
 
 @dataclass
@@ -160,7 +161,8 @@ def _thresholds() -> Iterator[str]:
     yield "| variant | " + " | ".join(f"`{name}`" for name in names) + " |"
     yield "| --- |" + " --- |" * len(names)
     for variant, limits in catalog().thresholds.items():
-        yield f"| `{variant}` | " + " | ".join(str(value) for value in limits.model_dump().values()) + " |"
+        numbers = [limits.agreement, limits.kl, limits.error, float(f"{limits.perplexity_ratio:.4g}")]
+        yield f"| `{variant}` | " + " | ".join(map(str, numbers)) + " |"
 
 
 def _cell(text: str) -> str:

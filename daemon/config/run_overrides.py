@@ -31,7 +31,7 @@ SENTENCE_LIMIT = 1000
 ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("policy", "every", "final"),
     "export": ("variants", "quantization", "deploy"),
-    "validate": ("samples", "new_tokens", "prompts", "data"),
+    "validate": ("samples", "most_samples", "undecided", "new_tokens", "prompts", "data"),
 }
 """The keys that a run may set, by section."""
 PATHS = tuple(name for name, field in ValidateOptions.model_fields.items() if PATH in field.metadata)

@@ -69,8 +69,18 @@ class SelectSettings(Section):
     policy: Literal["all", "latest", "best", "every"] = "all"
     every: int = Field(default=0, ge=0)
     final: bool = True
-    best_by: Literal["trainer", "quality"] = "trainer"
+    best_by: str = "trainer"
     best_variant: str = ""
+
+    @property
+    def by_quality(self) -> bool:
+        """Whether `best` follows what was measured of the artifacts."""
+        return self.best_by != "trainer"
+
+    @property
+    def best_task(self) -> str:
+        """The one of `validate.tasks` that counts; "" where none is named."""
+        return "" if self.best_by in ("trainer", "quality") else self.best_by
 
 
 class BaseModelSettings(Section):

@@ -19,7 +19,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.light import dataclass
 from daemon.delivering.endpoint import Endpoint
 from daemon.journal.shipment_rows import ShipmentRow
-from daemon.system.processes.environment import IN_UTF_8, for_children
+from daemon.system.processes.environment import FIXED, for_children
 
 _PROXIES = re.compile("(https?|all|no)_proxy", re.IGNORECASE)
 
@@ -73,7 +73,7 @@ def question(target: Endpoint, action: Action, **rest: Any) -> Order:
 def environment_of(target: Endpoint, passed: Iterable[str]) -> dict[str, str]:
     """The variables of a process; `passed`: names of further ones that it gets of this process's."""
     proxies = [name for name in os.environ if _PROXIES.fullmatch(name)]
-    return {**for_children(os.environ, (*passed, *proxies)), **IN_UTF_8, **target.secret_variables}
+    return {**for_children(os.environ, (*passed, *proxies)), **FIXED, **target.secret_variables}
 
 
 def terms_of(target: Endpoint, key: bytes) -> str:

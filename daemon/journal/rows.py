@@ -181,12 +181,19 @@ def fault_of(text: str | None) -> Fault | None:
     return Fault.model_validate_json(text) if text else None
 
 
+@functools.lru_cache(64)
 def _result(text: str | None) -> StageResult | None:
-    """None too for one that another version wrote and this one can't read: the stage is then made again."""
+    """None too for one that another version wrote and this one can't read: the stage is then made again.
+
+    The runner reads a job's stages in each of its rounds, and what has ended stays as it is.
+    """
     try:
         return StageResult.model_validate_json(text) if text else None
     except ValueError:
         return None
+
+
+_checkpoint = functools.lru_cache(16)(CheckpointRef.model_validate_json)
 
 
 @functools.lru_cache(16)
@@ -198,7 +205,7 @@ def _shared(text: str) -> str:
 def job_of(row: Columns) -> JobRow:
     """A row of the table `job`."""
     return JobRow(
-        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), _shared(row["work"]),
+        row["id"], row["state"], _checkpoint(row["checkpoint"]), _shared(row["work"]),
         Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
         tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]), bool(row["paused"]),
         row["state"] == "pending" and row["priority"] > 0,

@@ -105,7 +105,8 @@ class Reader:
     def quality(self, run: str, root: str = "") -> RunQuality:
         """As `ckptd quality`, of a run of exactly this name, below `root` where several have it. Raises UsageError where there is none."""
         return self.once(
-            ("quality", run, root, language()), lambda: quality_in_journal(self.state, run, self._settings().select.best_variant, root)
+            ("quality", run, root, language()),
+            lambda: quality_in_journal(self.state, run, (select := self._settings().select).best_variant, root, select.best_task),
         )
 
     def report(self, wanted: str) -> bytes:

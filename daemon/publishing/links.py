@@ -40,6 +40,8 @@ class ByQuality:
     """`select.best_variant`."""
     others: Sequence[ReportRead]
     """The reports of the run's other exports."""
+    task: str = ""
+    """The task that `select.best_by` names; "" where it names none."""
 
 
 def move_links(job: JobRow, around: Held, export: str, by_quality: ByQuality | None = None) -> None:
@@ -126,7 +128,7 @@ def _best_by_quality(job: JobRow, around: Held, target: Spot, rule: ByQuality) -
     there = {report.point.export: report for report in rule.others if is_export(report.path)}
     training = [(report.point.step, report.metadata) for report in rule.others] + [(job.checkpoint.step, job.checkpoint.metadata)]
     points = [*(report.point for report in there.values()), *([mine.point] if mine else [])]
-    ranking = standing(points, trainers_best(training), rule.variant)
+    ranking = standing(points, trainers_best(training), rule.variant, rule.task)
     if not isinstance(ranking, Standing):
         log.info("the run's link `best` was not moved by quality", event_id=Event.BEST_UNKNOWN, run=job.checkpoint.run, reason=ranking.why)
         return None

@@ -28,7 +28,7 @@ from daemon.config.places.export_names import FAILED_SUFFIX, folder_of
 from daemon.config.places.output_owners import record_of
 from daemon.config.places.paths import Paths
 from daemon.contract.disk import failpoints
-from daemon.contract.disk.export_layout import MANIFEST, MANIFEST_VERSION, manifest_of
+from daemon.contract.disk.export_layout import ANSWERS, MANIFEST, MANIFEST_VERSION, manifest_of
 from daemon.contract.disk.files import FileEntry, fsync_directory, make_folders, walk, write_atomic
 from daemon.contract.disk.own_folders import own
 from daemon.contract.disk.placing import duplicate, hard_link, place
@@ -137,7 +137,7 @@ def top_of(target: Path, paths: Paths) -> Path:
 def parts_of(
     checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, rules: ValidateOptions, keep_rejected: bool
 ) -> list[ExportPart]:
-    """What is published: the report on top, a folder a variant that passed, or that the `rules` let out."""
+    """What is published: the report on top, a folder a variant that passed, or that the `rules` let out, and the live model's answers."""
     parts = []
     for check in checks:
         stage = stages.get(check.variant)
@@ -147,6 +147,10 @@ def parts_of(
             parts.append(ExportPart(check.variant, stage.folder, stage.result.files))
         elif keep_rejected:
             parts.append(ExportPart(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
+    live = stages.get("reference")
+    if parts and rules.keep_answers and live and live.result and live.folder:
+        kept = tuple(entry for entry in live.result.files if entry.path.startswith(f"{ANSWERS}/"))
+        parts += [ExportPart("", live.folder, kept)] if kept else []
     report = stages.get("report")
     if report and report.result and report.folder:
         parts.append(ExportPart("", report.folder, report.result.files))

@@ -134,8 +134,11 @@ def _reasons(ordered: list[Export], rules: RetentionSettings, now: float, select
 
 def _keep_best(good: list[Export], rules: RetentionSettings, select: SelectSettings, reasons: dict[Path, str]) -> None:
     """The best so many; where there is nothing to compare by and no other rule is active, all stay."""
-    if select.best_by == "quality":
-        ranked, lacks = ranked_by_quality(good, select.best_variant), "no artifact has a metric that keep_best could compare"
+    if select.by_quality:
+        ranked, lacks = (
+            ranked_by_quality(good, select.best_variant, select.best_task),
+            "no artifact has a metric that keep_best could compare",
+        )
     else:
         scores, lacks = scores_of(good), "training gave no metric that keep_best could compare"
         ranked = sorted((export for export in good if export.path in scores), key=lambda export: (-scores[export.path], -export.step))
@@ -146,7 +149,7 @@ def _keep_best(good: list[Export], rules: RetentionSettings, select: SelectSetti
         reasons.setdefault(export.path, f"among the best, keep_best = {rules.keep_best}")
 
 
-def ranked_by_quality(exports: Sequence[Export], variant: str) -> list[Export]:
+def ranked_by_quality(exports: Sequence[Export], variant: str, task: str = "") -> list[Export]:
     """The exports of a run, what `daemon.contract.advice.which` advises to deploy first, then those that are equal to it; those without a
     metric are left out.
 
@@ -156,7 +159,7 @@ def ranked_by_quality(exports: Sequence[Export], variant: str) -> list[Export]:
     left = {export.export: (export, export.point) for export in exports if export.point is not None and is_measured(export.point)}
     best, ranked = trainers_best([(export.step, export.training) for export in exports]), list[Export]()
     while left:
-        ranking = standing([point for _, point in left.values()], best, variant)
+        ranking = standing([point for _, point in left.values()], best, variant, task)
         following = ranking.ranked if isinstance(ranking, Standing) else ranking.by_value
         ranked += [left.pop(point.export)[0] for point in following]
         if not following:  # the variant did not pass in those that were made last: the others are still compared

@@ -113,11 +113,13 @@ def beside(target: Path) -> list[Path]:
     return [Path(path) for _, path in sorted(folders, reverse=True)[:_MOST_BESIDE]]
 
 
-def figures_of_run(reports: Sequence[ReportRead], training: Sequence[tuple[int, Mapping[str, Any]]], best_variant: str) -> RunFigures:
+def figures_of_run(
+    reports: Sequence[ReportRead], training: Sequence[tuple[int, Mapping[str, Any]]], best_variant: str, best_task: str = ""
+) -> RunFigures:
     """What the reports say, with the exports that are gone by what the newest one remembers. `training`: as of `trainers_best`."""
     newest = max(reports, key=lambda read: read.point.finished, default=None)
     points = latest([*(read.point for read in reports), *(remembered(newest.path) if newest else ())])
-    return RunFigures(points=points, trainers_best=trainers_best(training), best_variant=best_variant)
+    return RunFigures(points=points, trainers_best=trainers_best(training), best_variant=best_variant, best_task=best_task)
 
 
 def trainers_best(training: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
@@ -126,9 +128,9 @@ def trainers_best(training: Sequence[tuple[int, Mapping[str, Any]]]) -> int | No
     return named[-1] if named else None
 
 
-def run_figures(journal: Journal, job: JobRow, best_variant: str) -> RunFigures:
+def run_figures(journal: Journal, job: JobRow, best_variant: str, best_task: str = "") -> RunFigures:
     """What the report of a job is told of its run."""
     reports = published_of(journal, job)
     training = [(read.point.step, read.metadata) for read in reports] + [(job.checkpoint.step, job.checkpoint.metadata)]
     folders = {read.point.export: os.path.relpath(read.path, job.target) for read in reports}
-    return figures_of_run(reports, training, best_variant).model_copy(update={"folders": folders})
+    return figures_of_run(reports, training, best_variant, best_task).model_copy(update={"folders": folders})

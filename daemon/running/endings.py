@@ -143,7 +143,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return None
     try:
         access, select = access_of(job, settings.output), settings.select
-        by_quality = ByQuality(select.best_variant, published_of(journal, job)) if select.best_by == "quality" else None
+        by_quality = ByQuality(select.best_variant, published_of(journal, job), select.best_task) if select.by_quality else None
         facts = journal.attempts.facts(job, stages)
         published = publish_job(
             job, facts, stages, paths, keep_rejected=settings.output.keep_rejected, access=access,

@@ -227,7 +227,8 @@ class Starter:
     def _run(self, job: JobRow, spec: StageSpec) -> RunFigures | None:
         if spec.name != "report":
             return None
-        return run_figures(self._journal, job, self._settings.select.best_variant).model_copy(update=links_from_inside(job))
+        select = self._settings.select
+        return run_figures(self._journal, job, select.best_variant, select.best_task).model_copy(update=links_from_inside(job))
 
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside what runs."""

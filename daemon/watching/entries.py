@@ -1,4 +1,4 @@
-"""What lies in a directory, and which names a walk passes by."""
+"""What lies in a directory, which names a walk passes by, and which root is the nearest."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _IGNORED = (".", "tmp-", _PINS)
 TEMPORARY = "its name is one of directories that are not finished, as with tmp- before it or -tmp after it; rename it"
 LEFT_SECONDS = 900.0
 """A directory with a temporary name that has not changed for so long will not be renamed any more."""
+
+
+def innermost_first(roots: tuple[Path, ...]) -> list[Path]:
+    """Roots so ordered that the first one above a path is the nearest; each named once."""
+    return sorted(dict.fromkeys(roots), key=lambda root: -len(root.parts))
 
 
 def is_ignored(name: str) -> bool:

@@ -17,8 +17,9 @@ from daemon.system.logger import Logger
 from daemon.system.processes.rounds import Complaints
 from daemon.system.processes.threads import Supervised
 from daemon.watching.apart import Hands
+from daemon.watching.entries import innermost_first
 from daemon.watching.events.inotify import Hint, Hints, Kind
-from daemon.watching.events.observers import Observers, innermost_first
+from daemon.watching.events.observers import Observers
 from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 

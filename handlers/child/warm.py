@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from daemon.contract.jobs.messages import ChildLimits
+from daemon.contract.values import build_models
 from handlers.child import process
 
 EXIT_NO_GROUP = 71
@@ -54,9 +55,9 @@ def serve(
 ) -> int:  # fmt: skip
     """Fork an attempt for each order on the socket `descriptor`; `run` gets its job file and gives its exit code.
 
-    `libraries`: modules to import before, and names of modules (`module:name`) that are made when they are asked for. `first`: the one of
-    them that an attempt waits for which needs no later one: it is forked before those are loaded. Ends when the other side does, or after
-    `idle` seconds without an attempt.
+    `libraries`: modules to import before, and names of modules (`module:name`) that are made when they are asked for; then our models are
+    built, which each attempt and worker would do for itself. `first`: the one of them that an attempt waits for which needs no later one:
+    it is forked before those are loaded. Ends when the other side does, or after `idle` seconds without an attempt.
     """
     process.bind(limits)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a whole service asks its attempts, which end with this process
@@ -94,6 +95,7 @@ class _Attempts:
             while first and self._asked():
                 if not self._attend(0.0):
                     return False
+        build_models()
         gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
         gc.enable()
         return True

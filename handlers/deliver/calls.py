@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import urllib3
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.far_end import error_of, unreachable
-from handlers.deliver.target import AT_ONCE
+from handlers.deliver.target import AT_ONCE, SMALL_BYTES
 
 CONNECT_SECONDS, SILENT_SECONDS = 15.0, 300.0
 """Until there is a connection; between two bytes of an answer, which may come after a long digest."""
@@ -91,6 +92,8 @@ class Calls:
         self.base = base.rstrip("/")
         self.credentials: Credentials | None = None
         self._secrets = [secret for secret in secrets if secret]
+        self._line = threading.Lock()
+        """Held while a large body is sent: a cut costs no more than that, however many files are under way."""
         more: dict[str, Any] = {"ca_certs": ca_file} if ca_file else {}
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=silent)
         parts = urlsplit(self.base)
@@ -186,14 +189,26 @@ class Calls:
     def _send(self, operation: str, method: str, where: str, body: Body | None, headers: Mapping[str, str]) -> Any:
         self._allowed(operation, where)
         mine = self.credentials.headers() if self.credentials is not None and self._is_ours(where) else {}
-        data: Any = body() if callable(body) else body
-        try:
-            return self._pool.request(
-                method, where, body=data, headers={"Accept-Encoding": "identity", **headers, **mine}, redirect=False, preload_content=False,
-                retries=False,
-            )  # fmt: skip
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(operation, Exception(self.masked(str(_reason(error)))), plain(where)) from None
+        length = {} if body is None or callable(body) else {"Content-Length": str(len(body))}
+        with contextlib.ExitStack() as line:
+            data: Any = body if (length and len(body) <= SMALL_BYTES) or body is None else self._alone(body, line)  # type: ignore[arg-type]
+            try:
+                return self._pool.request(
+                    method, where, body=data, headers={"Accept-Encoding": "identity", **length, **headers, **mine}, redirect=False,
+                    preload_content=False, retries=False,
+                )  # fmt: skip
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                raise unreachable(operation, Exception(self.masked(str(_reason(error)))), plain(where)) from None
+
+    def _alone(self, body: Body, line: contextlib.ExitStack) -> Iterator[bytes | bytearray | memoryview]:
+        """A large body in pieces, while no other is on its way; its answer may come while another is."""
+        line.enter_context(self._line)
+        if callable(body):
+            yield from body()
+        else:
+            for start in range(0, len(body), BLOCK):
+                yield memoryview(body)[start : start + BLOCK]
+        line.close()
 
     def _read(self, operation: str, answer: Any, where: str, most: int = MOST) -> bytes:
         body = bytearray()

@@ -30,6 +30,7 @@ TRIES = 4
 """Of a call that failed in a way that may pass, within one attempt; the daemon has the longer patience."""
 PAUSE_SECONDS = 1.0
 """Before the second try; twice that before each further one."""
+LARGE_AT_ONCE = 2
 REPORT_SECONDS = 0.5
 REPORT_BYTES = 64 << 20
 """Of a report.json that is read."""
@@ -84,24 +85,32 @@ class Transfer:
         self._each(version, put)
 
     def _each(self, version: Version, call: Callable[[SourceFile], None]) -> None:
-        """Do it with its files in their order; small ones side by side where the target can: what they take is the way there and back."""
+        """Do it with its files, side by side where the target can: what small ones take is the way there and back, and while a far end
+        thinks about a large one another can be on its way."""
         at_once = self._target.at_once if isinstance(self._target, SideBySide) else 1
-        # What has the same contents as another file is put later, since it lies there by then; and the first one alone, which begins.
-        small = {file.sha256: file for file in version.files[1:] if file.size <= SMALL_BYTES} if at_once > 1 else {}
-        chosen = set(map(id, small.values()))
-        others = [file for file in version.files if id(file) not in chosen]
-        for file in others[:1]:
+        if at_once == 1:
+            for file in version.files:
+                call(file)
+            return
+        files = sorted(version.files, key=lambda file: file.size)
+        for file in files[:1]:  # which begins
             call(file)
-        if small:
-            with ThreadPoolExecutor(at_once) as pool:
-                for done in [pool.submit(call, file) for file in small.values()]:
-                    try:
-                        done.result()
-                    except BaseException:
-                        pool.shutdown(cancel_futures=True)
-                        raise
-        for file in others[1:]:
-            call(file)
+        others = {file.sha256: file for file in files[1:]}
+        self._side_by_side([file for file in others.values() if file.size <= SMALL_BYTES], call, at_once)
+        self._side_by_side([file for file in others.values() if file.size > SMALL_BYTES], call, LARGE_AT_ONCE)
+        for file in files[1:]:
+            if others[file.sha256] is not file:  # the same contents as another file's lie there by now
+                call(file)
+
+    def _side_by_side(self, files: Sequence[SourceFile], call: Callable[[SourceFile], None], at_once: int) -> None:
+        """Do it with files in several threads; the first error ends it, when what was begun has ended."""
+        with ThreadPoolExecutor(at_once) as pool:
+            for done in [pool.submit(call, file) for file in files]:
+                try:
+                    done.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
 
     def version(self) -> Version:
         """What is carried. Raises CkptdError."""

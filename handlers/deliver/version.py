@@ -14,11 +14,12 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from daemon.contract.disk.export_layout import MANIFEST, read_manifest
+from daemon.contract.disk.export_layout import ANSWERS, MANIFEST, read_manifest
 from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.errors import Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
@@ -87,16 +88,28 @@ class SourceFile:
         self.pace.take(len(data))
         return data
 
-    def parts(self, size: int, start: int = 0) -> Iterator[bytearray]:
+    def parts(self, size: int, start: int = 0, under_way: int = 1) -> Iterator[bytearray]:
         """What follows `start` in parts of that size, one of no bytes where nothing does; what stands before is read for the digest alone.
-        A part is overwritten by the next. Raises as `open`, before the last part is given."""
-        with dataclasses.replace(self, pace=Pace(0)).open() as stream:
-            buffer = bytearray(min(size, max(1, self.size)))
-            for at in (*range(0, start, len(buffer)), *(range(start, self.size, len(buffer)) or (start,))):
-                count = stream.fill(memoryview(buffer)[: start - at if at < start else len(buffer)])
+        While the last parts, as many as are `under_way`, are sent, the next is read; then the first of them is overwritten. Raises as
+        `open`, before the last part is given."""
+        size = min(size, max(1, self.size))
+        places = (*range(0, start, size), *(range(start, self.size, size) or (start,)))
+        buffers = [bytearray(size) for _ in range(min(under_way + 1, len(places)))]
+        with dataclasses.replace(self, pace=Pace(0)).open() as stream, ThreadPoolExecutor(1) as reader:
+
+            def read(number: int) -> bytearray:
+                at, buffer = places[number], buffers[number % len(buffers)]
+                count = stream.fill(memoryview(buffer)[: start - at if at < start else size])
+                return buffer if count == size else buffer[:count]
+
+            ahead = read(0)
+            for number, at in enumerate(places, 1):
+                part, coming = ahead, reader.submit(read, number) if number < len(places) else None
                 if at >= start:
-                    self.pace.take(count)
-                    yield buffer if count == len(buffer) else buffer[:count]
+                    self.pace.take(len(part))
+                    yield part
+                if coming is not None:
+                    ahead = coming.result()
 
 
 class Reader(io.RawIOBase):
@@ -183,7 +196,7 @@ class Version:
 
 def read_version(folder: Path, variants: Sequence[str], pace: Pace, report: Json) -> Version:
     """The version that a published export's folder holds, by its manifest. `variants`: those alone, with what lies at the top; none: all.
-    `report`: the export's report.json, or {}.
+    The live model's answers stay in the export. `report`: the export's report.json, or {}.
 
     Raises Permanent where it is no export any more, or lacks a variant, Retryable where it is away.
     """
@@ -196,7 +209,7 @@ def read_version(folder: Path, variants: Sequence[str], pace: Pace, report: Json
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), list):
         raise Permanent(FaultCode.DELIVERY_SOURCE, READ, f"{MANIFEST} is none of an export", "export it again", path=folder)
     files = tuple(_files(folder, manifest, pace))
-    there = tuple(sorted({PurePosixPath(file.path).parts[0] for file in files if "/" in file.path}))
+    there = tuple(sorted({PurePosixPath(file.path).parts[0] for file in files if "/" in file.path} - {ANSWERS}))
     chosen = tuple(variants) or there
     if missing := [name for name in chosen if name not in there]:
         raise Permanent(

@@ -10,9 +10,17 @@ import numpy as np
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Logarithms of the probabilities that rows (P, V) of logits stand for, in the logits' own type."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return normalized
+    return log_and_softmax(logits)[0]
+
+
+def log_and_softmax(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the probabilities that rows (P, V) of logits stand for, and these probabilities, in the logits' own type."""
+    logs = logits - logits.max(axis=1, keepdims=True)
+    probabilities = np.exp(logs)
+    totals = probabilities.sum(axis=1, keepdims=True)
+    probabilities /= totals
+    logs -= np.log(totals)
+    return logs, probabilities
 
 
 def divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:

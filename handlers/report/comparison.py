@@ -12,9 +12,10 @@ from typing import Any
 
 from daemon.contract import units
 from daemon.contract.advice.which import beside_live, joined
-from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures
-from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures, Statistics, TaskFigures
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
 from daemon.contract.language.lists import bracketed, clauses
+from daemon.contract.language.recorded import translated_text
 from handlers.report.model import Artifact, Compared, Comparison, Report
 from handlers.report.samples import visible
 
@@ -23,7 +24,7 @@ MOST = 200
 LEAST = 0.01
 """Divergence at a position, in nats, below which the same choice is not worth a look."""
 _FIGURES = tuple(name for name in Compared.model_fields if name in Likeness.model_fields)
-_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval", "rounding_share")
+_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval", "rounding_share", "statistics")
 
 
 def collect(reference: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
@@ -46,6 +47,8 @@ def _row(name: str, figures: Likeness, names: tuple[str, ...]) -> Compared:
 
 
 def _finite(value: Any) -> bool:
+    if isinstance(value, Statistics):
+        return True
     return value is not None and all(math.isfinite(number) for number in (value if isinstance(value, tuple) else (value,)))
 
 
@@ -201,3 +204,37 @@ def scores(report: Report) -> ScoreTable | None:
     texts = max((figures.texts or 0 for _, figures, _ in report.scored if figures), default=0)
     rows = tuple((name, tuple(values.get(title, "–") for title in columns)) for name, values in scored)
     return ScoreTable(tuple(map(translated, columns)), rows, texts if texts < FEW_TEXTS else 0)
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """What one of the user's own tasks gave of an artifact, as text."""
+
+    task: str
+    variant: str
+    value: str
+    live: str
+    difference: str
+    limit: str
+
+
+def tasks(report: Report) -> tuple[TaskRow, ...]:
+    """A row for each task and artifact, the tasks in the order of the configuration; none where none was run."""
+    rows = [(name, artifact.variant, figures) for artifact in report.artifacts for name, figures in artifact.measured.tasks.items()]
+    order = list(dict.fromkeys(name for name, _, _ in rows))
+    return tuple(_task(*row) for row in sorted(rows, key=lambda row: order.index(row[0])))
+
+
+def _task(name: str, variant: str, figures: TaskFigures) -> TaskRow:
+    title = bracketed(name, clauses([figures.metric, *([_items(figures.items)] if figures.items else [])])) if figures.metric else name
+    if figures.failed is not None:
+        return TaskRow(title, variant, units.number(figures.value), units.NOTHING, translated_text(figures.failed), units.NOTHING)
+    apart = units.signed(figures.difference)
+    apart = bracketed(apart, units.span(figures.interval, units.signed)) if figures.interval else apart
+    limit = "" if figures.drop is None else units.number(figures.drop)
+    undecided = bracketed(limit, translated("undecided")) if figures.undecided else limit
+    return TaskRow(title, variant, units.number(figures.value), units.number(figures.live), apart, undecided or units.NOTHING)
+
+
+def _items(count: int) -> str:
+    return translated_plural("{count:,} item", "{count:,} items", count).format(count=count)

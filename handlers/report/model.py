@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.disk.files import FileEntry
 from daemon.contract.faults.errors import Fault
-from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LiveFigures, Processor, Scores, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LiveFigures, Processor, Scores, Statistics, figures_of
 from daemon.contract.jobs.messages import Fallback, Status, Verdict
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.values import Json
@@ -199,7 +199,8 @@ class Artifact(ReportPart):
     needs: str | None = None
     """Which processors give the answers that were checked, and what is open for others; null where nobody looked."""
     limits: Json
-    """What validation demanded: smallest `agreement`, largest `kl` (nats a token), largest `error` (standard deviations of the logits)."""
+    """What validation demanded: smallest `agreement`, largest `kl` (nats a token), largest `error` (standard deviations of the logits),
+    largest `perplexity` over the live model's."""
     figures: Json
     """What validation measured against the live model, the unit in each name; `error_max` is in standard deviations of the logits."""
 
@@ -261,6 +262,8 @@ class Compared(ReportPart):
     """Interval of `fine_tuning`."""
     rounding_share: float | None = None
     """What rounding the merged weights changes in the outputs, over what the adapter changes in them."""
+    statistics: Statistics | None = None
+    """How the differences of single positions from the live model are distributed."""
 
 
 class Comparison(ReportPart):
@@ -401,7 +404,8 @@ class RunSoFar(ReportPart):
     variant: str | None
     """The variant by whose quality checkpoints are compared; null where they can't be."""
     metric: str | None
-    """What is compared: `perplexity`, `accuracy`, `macro_f1`, `exact_match` or `chrf`."""
+    """What is compared: `perplexity`, `accuracy`, `macro_f1`, `exact_match`, `chrf`, or the name of a task of
+    `[[validate.tasks]]`."""
     best: str | None
     """The export to deploy by it (its `export_id`); null where that can't be said."""
     best_step: int | None
@@ -444,6 +448,34 @@ class Neighbours(ReportPart):
     """The run's link `best`, if it was there."""
 
 
+class Rate(ReportPart):
+    """A share of artifacts."""
+
+    share: float
+    """From 0 to 1."""
+    interval: tuple[float, float]
+    """Its 95 % interval (Clopper and Pearson)."""
+    hits: int
+    """Artifacts for which it is so."""
+    of: int
+    """Artifacts in all."""
+
+
+class GateErrors(ReportPart):
+    """How often the checks were wrong about artifacts of small models that are known to be sound or faulty (`benchmarks/gate.py`)."""
+
+    artifacts: int
+    """Artifacts that were judged, also those that are neither for certain."""
+    false_accept: Rate
+    """Of those with a fault that changes at least 1 % of the choices, or with more divergence than their limit: those that passed."""
+    false_reject: Rate
+    """Of those without a fault and within the limit: those that failed."""
+    undecided: Rate
+    """Of all: those about which the texts left a limit open."""
+    median_prompts: float
+    """Texts that were read for a verdict, median."""
+
+
 class Report(ReportPart):
     """Report of one export of one checkpoint by ckptd."""
 
@@ -469,6 +501,8 @@ class Report(ReportPart):
     """Processor time of all stages' last attempts, this report's excepted; null where none was measured."""
     checking_share: float | None
     """The share of it that the reference and the checks took, from 0 to 1."""
+    gate: GateErrors | None = None
+    """How often the checks of this release are wrong, measured once with small models of many kinds; null in reports of earlier ones."""
     checkpoint: Checkpoint
     """What was exported."""
     base: Base

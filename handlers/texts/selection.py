@@ -63,6 +63,8 @@ class _Choice:
     """Built-in texts and the lines of a text file are run as they are: neither cut nor changed."""
     calibration: list[tuple[str, list[Text]]] = field(default_factory=list)
     """Source → its texts, in the order in which they are taken."""
+    further: list[Text] = field(default_factory=list)
+    """What else is for comparison, should the first ones not suffice."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -128,11 +130,23 @@ def choose_calibration(options: ValidateOptions, rendering: Rendering, count: in
     return Texts(tuple(texts), tuple(sources), (*choice.warnings, *_say_left_out(refused)))
 
 
+def further_texts(options: ValidateOptions, rendering: Rendering, count: int) -> tuple[list[Text], split.Apart]:
+    """At most `count` texts to compare on beyond those of `comparison_texts`, of the data set that the configuration names; and what lets
+    texts that the live model writes through, if they are none of these and serve no other purpose."""
+    choice = _choose(options)
+    compared, _ = _compared(choice, rendering)
+    further, _ = _written(choice.further, rendering, count, [*compared, *choice.comparison])
+    calibrating = [text for _, texts in choice.calibration for text in texts]
+    built_in = [Text(line) for line in (*BUILT_IN, *FURTHER)]
+    return further, split.Apart([*compared, *choice.comparison, *further, *calibrating, *built_in])
+
+
 def _choose(options: ValidateOptions) -> _Choice:
     choice = _Choice()
     for source in sources_of(options.prompts, options.data):
         wanted = options.samples if not choice.comparison else 0
-        compared, others = _split(source, wanted)
+        compared, others, further = _split(source, wanted)
+        choice.further += further
         if wanted:
             choice.comparison, choice.compared, choice.as_they_are = compared, _name(source), source.of_lines
         choice.calibration.append((_name(source), others))
@@ -142,7 +156,7 @@ def _choose(options: ValidateOptions) -> _Choice:
     return choice
 
 
-def _split(source: Source, wanted: int) -> tuple[list[Text], list[Text]]:
+def _split(source: Source, wanted: int) -> tuple[list[Text], list[Text], list[Text]]:
     if source.is_prompts:
         return split.by_order(list(source.texts()), wanted)
     return split.by_digest(source.texts(), wanted)

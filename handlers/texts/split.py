@@ -60,8 +60,9 @@ def compares(key: str) -> bool:
     return int(key[-1], 16) % 2 == 0
 
 
-def by_digest(texts: Iterable[Text], wanted: int) -> tuple[list[Text], list[Text]]:
-    """(comparison, calibration) of a data set. Where it has fewer than `wanted` texts to compare, calibration gives up its last ones."""
+def by_digest(texts: Iterable[Text], wanted: int) -> tuple[list[Text], list[Text], list[Text]]:
+    """(comparison, calibration, further texts to compare) of a data set. Where it has fewer than `wanted` texts to compare, calibration
+    gives up its last ones."""
     pools = {True: Pool(), False: Pool()}
     for text in texts:
         key = digest(text.identity)
@@ -69,12 +70,12 @@ def by_digest(texts: Iterable[Text], wanted: int) -> tuple[list[Text], list[Text
     comparison, calibration = pools[True].sorted(), pools[False].sorted()
     while len(comparison) < wanted and calibration:
         comparison.append(calibration.pop())
-    return comparison[:wanted], calibration
+    return comparison[:wanted], calibration, comparison[wanted:]
 
 
-def by_order(texts: Sequence[Text], wanted: int) -> tuple[list[Text], list[Text]]:
-    """(comparison, calibration) of prompts that a person put in order: the first are compared, and the others calibrate."""
-    return list(texts[:wanted]), list(texts[wanted:])
+def by_order(texts: Sequence[Text], wanted: int) -> tuple[list[Text], list[Text], list[Text]]:
+    """The same of prompts that a person put in order: the first are compared, and the others calibrate, so that none are left."""
+    return list(texts[:wanted]), list(texts[wanted:]), []
 
 
 class Apart:

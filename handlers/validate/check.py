@@ -27,8 +27,10 @@ from handlers.validate.checks.examination import Examination, examine, logits_fi
 from handlers.validate.checks.finishing import finish
 from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import artifact_spec, engine_for, engines
+from handlers.validate.files import smaller
 from handlers.validate.folders import portability
 from handlers.validate.outside import external, optimum_reader
+from handlers.validate.reading_on import ReadingOn
 from handlers.validate.twins import judging
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -69,8 +71,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         output.reusable = False
         record.add_check(staging, output, unrunnable(variant.name, error, examination.findings), None, reporter)
         return output
-    limits = context.work.validation.thresholds.get(variant.name)
-    record.add_check(staging, output, judge(variant.name, variant.limits, examination, limits), examination, reporter)
+    options = context.work.validation
+    check = judge(variant.name, variant.limits, examination, options.thresholds.get(variant.name), options.undecided)
+    record.add_check(staging, output, check, examination, reporter)
     if sentence := optimum_reader.sentence(variant.name, examination.figures.foreign):
         output.warnings.append(sentence)
     return output
@@ -98,6 +101,7 @@ def _examine(
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
         examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress, result=examination)
         finish(worker, engine, reference, outputs, examination, output, exact=exact)
+        ReadingOn(context, reporter, reference, worker, variant.name, variant.limits, examination).until_decided()
     tokens = examination.prompts[0].tokens or []
     own = optimum_reader.OwnAnswer(Path(folder), reference.subject, reference.samples[0], logits_file(outputs, 0), tokens)
     foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)
@@ -105,6 +109,8 @@ def _examine(
         examination.figures = examination.figures.plus(foreign=foreign)
     rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
+    if (fault := smaller.fault(variant, Path(folder), _beside(context, variant))) and not _names(examination, "weights"):
+        examination.findings.append(findings.weights(fault, variant.name))
     if fault := external.example_fault(context, variant, spec, reference, examination, rows):
         examination.findings.append(findings.example(fault))
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
@@ -120,6 +126,11 @@ def _examine(
         if _names(examination, "weights"):
             twin.findings = [finding for finding in twin.findings if finding.aspect != "weights"]
         examination.add(twin)
+
+
+def _beside(context: StageContext, variant: Variant) -> Path | None:
+    """Give the folder of the form that a variant is a smaller form of, where its stage was told of it."""
+    return Path(context.inputs[variant.form_of]) if variant.form_of and variant.form_of in context.inputs else None
 
 
 def _names(examination: Examination, aspect: str) -> bool:

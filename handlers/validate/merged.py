@@ -19,6 +19,7 @@ from handlers.validate.checks.finishing import finish
 from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import EXACT, artifact_spec, engine_for
 from handlers.validate.folders import weights
+from handlers.validate.reading_on import ReadingOn
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
@@ -42,8 +43,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     record.mark_comparable(staging, [prompt.tokens or [] for prompt in examination.prompts])
     output.figures["merged"] = record.finite(examination.figures.written())
     if published:
-        limits = context.work.validation.thresholds.get(published)
-        record.add_check(staging, output, judge(published, EXACT, examination, limits), examination, reporter)
+        options = context.work.validation
+        check = judge(published, EXACT, examination, options.thresholds.get(published), options.undecided)
+        record.add_check(staging, output, check, examination, reporter)
     return output
 
 
@@ -61,6 +63,8 @@ def _examine(
         tokenizer, progress = published is not None, reporter.progress
         examine(worker, reference, logits, None, tokenizer=tokenizer, exact=True, progress=progress, result=examination)
         finish(worker, engine, reference, logits, examination, output, exact=True)
+        if published:
+            ReadingOn(context, reporter, reference, worker, published, EXACT, examination).until_decided()
     dtype = ModelFolder(Path(context.inputs["merge"])).main_dtype
     share = merge_rounding.lost_share(examination.figures, examination.base, dtype)
     if share is not None:

@@ -27,8 +27,9 @@ from handlers.validate.checks.live.reference import Reference
 
 REFERENCE = "reference.json"
 CHECK = "check.json"
-_LOGITS = "logits"
-_KNOWN = "files"
+LOGITS = "logits"
+KNOWN = "files"
+"""Folders of the reference's outputs, and of what the checkpoint's files say."""
 _MERGED = "merged.json"
 _STORED = TypeAdapter(Reference)
 OPERATION = "read what an earlier stage of the validation found"
@@ -36,14 +37,14 @@ OPERATION = "read what an earlier stage of the validation found"
 
 def logits_folder(folder: Path) -> Path:
     """Give where a stage's logits lie in its folder; made where it is missing."""
-    made = folder / _LOGITS
+    made = folder / LOGITS
     made.mkdir(exist_ok=True)
     return made
 
 
 def files_folder(folder: Path) -> Path:
     """Give where a stage keeps what the checkpoint's files say; made where it is missing."""
-    made = folder / _KNOWN
+    made = folder / KNOWN
     made.mkdir(exist_ok=True)
     return made
 
@@ -55,24 +56,30 @@ def processor() -> Processor:
 
 def write_reference(folder: Path, reference: Reference) -> None:
     """Write all that checks compare with; its logits must lie in the folder already, and its `files`, which are found there again."""
-    _write(folder / REFERENCE, _STORED.dump_python(reference, mode="json", exclude={"files"}, exclude_unset=True))
+    _write(folder / REFERENCE, written(reference))
+
+
+def written(reference: Reference) -> Json:
+    """Give a reference as JSON, its files by their names alone."""
+    stored: Json = finite(_STORED.dump_python(reference, mode="json", exclude={"files"}, exclude_unset=True))
+    return stored
 
 
 def read_reference(folder: Path) -> Reference:
     """Give what `write_reference` wrote. Raises Permanent where it is none."""
     path = folder / REFERENCE
     try:
-        reference = _STORED.validate_python(json.loads(path.read_bytes()), context=folder / _LOGITS)
+        reference = _STORED.validate_python(json.loads(path.read_bytes()), context=folder / LOGITS)
     except (OSError, ValueError) as error:
         remedy = "run `ckptd queue retry` with the export's id; report it if it happens again"
         raise Permanent(FaultCode.BAD_RECORD, OPERATION, f"{type(error).__name__}: {error}", remedy, path=path) from None
-    reference.files = folder / _KNOWN if (folder / _KNOWN).is_dir() else None
+    reference.files = folder / KNOWN if (folder / KNOWN).is_dir() else None
     return reference
 
 
 def mark_comparable(folder: Path, tokens: list[list[int]]) -> None:
     """Say in this folder that the merged model's logits are whole and artifacts can be compared with them. `tokens`: what it decoded."""
-    _write(folder / _MERGED, {"logits": _LOGITS, "tokens": tokens})
+    _write(folder / _MERGED, {"logits": LOGITS, "tokens": tokens})
 
 
 def read_merged(folder: str | None) -> Merged | None:
@@ -80,7 +87,7 @@ def read_merged(folder: str | None) -> Merged | None:
     path = Path(folder or "", _MERGED)
     if folder is None or not path.is_file():
         return None
-    return Merged(path.parent / _LOGITS, json.loads(path.read_bytes()).get("tokens", []))
+    return Merged(path.parent / LOGITS, json.loads(path.read_bytes()).get("tokens", []))
 
 
 def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examination: Examination | None, reporter: Reporter) -> None:
@@ -92,6 +99,8 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
     output.warnings += [f"{check.variant}: {note}." for note in check.figures.get("notes", ())]
     if check.verdict is not Verdict.PASSED:
         reporter.warn(f"{check.variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
+    elif open_limits := [row["limit"] for row in check.figures.get("decisions", ()) if row["outcome"] == "undecided" and row["texts"]]:
+        reporter.warn(f"{check.variant}: {check.verdict.value}, but undecided: {', '.join(open_limits)}")
 
 
 def was_run(context: StageContext, variant: str) -> bool:

@@ -2,7 +2,8 @@
 
 Called by `handlers/__main__.py`. The reference is fp32 (bf16 and fp16 weights are exact in it) and runs in a worker process of its own.
 Its output, `reference.json` with the logits beside it, is kept under the stage's key, so that a retry or a further format asks nothing
-again. This process itself imports numpy and nothing heavier. A reference that can't be run fails the stage.
+again; a part of it, `answers/`, is published with the artifacts. This process itself imports numpy and nothing heavier. A reference that
+can't be run fails the stage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from daemon.contract.disk.export_layout import ANSWERS
 from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
@@ -31,6 +33,7 @@ from handlers.validate.engines.registry import LAYERWISE, as_taken, base_values,
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
+from handlers.validate.kept import archive
 from handlers.validate.miniature import proof
 from handlers.validate.workers.client import RETRY, EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
@@ -51,6 +54,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         texts = made_up(subject.media == "image", context.work.validation.samples)
     reference = _measured(context, reporter, texts, subject)
     record.write_reference(Path(context.staging), reference)
+    archive.write(Path(context.staging, ANSWERS), reference)
     described, unfit = _described(context, texts, reference)
     figures = ReferenceFigures(
         reference=reference.figures,

@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
 from daemon.contract.formats.thresholds import Thresholds
-from daemon.contract.jobs.figures import CheckFigures, Likeness
+from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from daemon.contract.jobs.options import Undecided
 from daemon.contract.jobs.plan import fallback, unquantized
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
+from handlers.validate.deciding import EVEN, EVEN_FIGURE, PART, Look, decide, kept
 from handlers.validate.findings import RARE, Finding
 from handlers.validate.length import faults as length_faults
 from handlers.validate.workers.client import WorkerFailed
 
 
-def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
-    """Give the check of one artifact that could be run."""
+def judge(
+    variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None, undecided: Undecided = "figure"
+) -> ArtifactCheck:
+    """Give the check of one artifact that could be run. `undecided`: what counts of a limit that the texts do not decide."""
     figures = examination.figures
+    judged = None if thresholds is None else Judged(variant, figures, decisions(variant, examination, thresholds), thresholds, undecided)
     told_alone = [finding for finding in examination.findings if finding.aspect == RARE]  # whatever is wrong everywhere is wrong there too
     reasons = [finding.reason for finding in examination.findings if finding not in told_alone]
     remedies = [finding.remedy for finding in examination.findings if finding not in told_alone]
@@ -38,12 +44,12 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if proved and thresholds is not None and (coarse := _coarse_in_batches(figures, own, thresholds)):
         reasons.append(coarse)
         remedies.append(f"use the variant {fallback(variant) or unquantized(variant)} instead of {variant}")
-    if missing := _missing(figures, rounded=unquantized(variant) is not None, proved=proved):
+    if missing := _missing(figures, judged, rounded=unquantized(variant) is not None, proved=proved):
         reasons.append(missing)
         less = fallback(variant) or unquantized(variant)
         again = f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again"
         remedies.append(f"use the variant {less} instead of {variant}" if proved and less else again)
-    distances, as_rounded = ([], None) if thresholds is None else _beyond(variant, figures, thresholds)
+    distances, as_rounded = ([], None) if judged is None else _beyond(judged)
     if distances:
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
@@ -52,7 +58,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if (
         figures.media is not None
         and thresholds is not None
-        and (unseen := _distances(variant, CheckFigures(**figures.media.given), thresholds))
+        and (unseen := _distances(_by_figures(variant, CheckFigures(**figures.media.given), thresholds, undecided)))
     ):
         reasons += [f"with pictures or sound, {text}" for _, text in unseen]
         remedies.append(_remedy(variant, [key for key, _ in unseen]))
@@ -63,14 +69,16 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if not reasons:
         reasons += [finding.reason for finding in told_alone]
         remedies += [finding.remedy for finding in told_alone]
-    remarks = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
+    open_limits = notes.undecided(judged.decisions, undecided, examination.stopped) if judged else []
+    excused = judged.excused() if judged and not reasons else []
+    remarks = [*examination.notes, *open_limits, *excused, *notes.notes(figures, examination.base, failed=bool(reasons))]
     if as_rounded:
         remarks.append(as_rounded)
-    if lost := _swallowed(figures):
+    if lost := _swallowed(figures, judged):
         remarks.append(lost)
     if not reasons and figures.long and thresholds and figures.rounded is None and (lone := length_faults.tied(figures.long, thresholds)):
         remarks.append(lone)
-    written = figures.plus(notes=tuple(remarks)).written()
+    written = figures.plus(notes=tuple(remarks), **({"decisions": judged.decisions} if judged else {})).written()
     if reasons:
         foreign = any(not finding.of_precision for finding in examination.findings)
         if missing and unquantized(variant) is None:
@@ -141,39 +149,81 @@ def _course(figures: CheckFigures) -> str:
     return ", from the first steps on"
 
 
-PART = 0.75
-"""Share of the fine-tuning's effect that the interval of an artifact must reach."""
-UNSURE = 0.25
-"""The same of the figure itself where there is one prompt, and no interval."""
+NOTHING = 0.25
+"""Share of the fine-tuning's effect below which a model is one without its adapter."""
 ROUNDING = 5e-4
 """Divergence from the live model, in nats where the fine-tuning changes most, that rounding merged weights to bf16 may make: below it, a
 missing part of the fine-tuning is one that the weights can't hold. Of vectors and numbers, in variances: a fifth of it."""
 
 
-def _missing(figures: CheckFigures, *, rounded: bool, proved: bool) -> str | None:
-    """Say that the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain. `rounded`: it is
-    a form of another variant in fewer bits, which may have taken it away. `proved`: it computes with the merged weights, rounded."""
-    share, interval = figures.fine_tuning, figures.fine_tuning_interval
-    if share is None or not _lacks(figures) or _within_rounding(figures):
+@dataclass(frozen=True)
+class Judged:
+    """The limits of an artifact, each with what is decided of it."""
+
+    variant: str
+    figures: CheckFigures
+    decisions: tuple[Decision, ...]
+    thresholds: Thresholds
+    undecided: Undecided
+
+    def of(self, limit: str) -> Decision | None:
+        """Give the decision of a limit; None where the artifact has no such figure."""
+        return next((decision for decision in self.decisions if decision.limit == limit), None)
+
+    def missed(self, limit: str) -> Decision | None:
+        """Give the decision of a limit that is not kept."""
+        divergence = self.of("kl") if limit == "agreement" and not _demanded(self.variant, self.thresholds) else None
+        decision = self.of(limit)
+        return None if decision is None or kept(decision, self.undecided, divergence) else decision
+
+    def excused(self) -> list[str]:
+        """Say that agreement was not judged."""
+        agreement, divergence = self.of("agreement"), self.of("kl")
+        if agreement is None or divergence is None or self.missed("agreement") or (agreement.value or 0.0) >= agreement.allowed:
+            return []
+        if agreement.outcome == "undecided" and self.undecided == "accept":
+            return []
+        certainly = f"certainly at most {EVEN:g}" if agreement.outcome == "passed" else f"at most {EVEN_FIGURE:g}"
+        return [
+            f"agreement {_show(agreement.value or 0.0)} is below the limit {_show(agreement.allowed)} and does not count: the divergence of"
+            f" {_show(divergence.value or 0.0)} nats is {certainly} of its limit, so choices that differ are between almost equally likely"
+            " answers"
+        ]
+
+
+def decisions(variant: str, examination: Examination, thresholds: Thresholds) -> tuple[Decision, ...]:
+    """Give what is decided of each limit of an artifact by the texts that were read."""
+    figures, look = examination.figures, Look(examination.by_limit(), examination.look, examination.looks)
+    tuned = None if figures.fine_tuning is None or _within_rounding(figures) else figures.fine_tuning
+    demanded = _demanded(variant, thresholds)
+    return decide(figures, look, thresholds, examination.decisions, demanded=demanded, tuned=tuned)
+
+
+def _by_figures(variant: str, figures: CheckFigures, thresholds: Thresholds, undecided: Undecided) -> Judged:
+    """The same where there are figures alone."""
+    return Judged(variant, figures, decide(figures, Look({}), thresholds, demanded=_demanded(variant, thresholds)), thresholds, undecided)
+
+
+def _missing(figures: CheckFigures, judged: Judged | None, *, rounded: bool, proved: bool) -> str | None:
+    """Say that the fine-tuning, or a part of it, is not in the artifact; None where it is. `rounded`: it is a form of another variant in
+    fewer bits, which may have taken it away. `proved`: it computes with the merged weights, rounded."""
+    missed = judged.missed("fine_tuning") if judged else None
+    if missed is None:
         return None
+    share = missed.value or 0.0
     nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
-    value = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
+    value = f"{share:.2g}" + (f", between {_show(missed.low)} and {_show(missed.high)}" if missed.low is not None and missed.high else "")
     sentence = (
         f"it is {nearer}: where these differ most, its divergence is {_show(figures.distance_from_base or 0.0)} from the base without the"
         f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {value}"
     )
     if proved:
         return f"{sentence}. Its weights are the merged ones, rounded: its few bits lost the rest, unless the merged model lacks it too"
-    if share < UNSURE:
+    if share < NOTHING:
         return f"{sentence}. So it is a merged model without its adapter" + (", or its few bits took the adapter away" if rounded else "")
     return f"{sentence}. So it is of an earlier or another checkpoint, merged with another factor, or " + (
         "its few bits lost the rest" if rounded else "where the merge warned of it, rounding to the weights' dtype lost the rest"
     )
-
-
-def _lacks(figures: CheckFigures) -> bool:
-    share, interval = figures.fine_tuning, figures.fine_tuning_interval
-    return share is not None and (interval[1] < PART if interval else share < UNSURE)
 
 
 def _within_rounding(figures: CheckFigures) -> bool:
@@ -183,9 +233,9 @@ def _within_rounding(figures: CheckFigures) -> bool:
     return (figures.distance_from_live or 0.0) <= limit
 
 
-def _swallowed(figures: CheckFigures) -> str | None:
+def _swallowed(figures: CheckFigures, judged: Judged | None) -> str | None:
     """Say that the fine-tuning changes less than merged weights can hold."""
-    if not _lacks(figures) or not _within_rounding(figures):
+    if judged is None or figures.fine_tuning is None or figures.fine_tuning >= PART or not _within_rounding(figures):
         return None
     return (
         f"the fine-tuning changes so little (divergence {_show(figures.distance_from_live or 0.0)}) that rounding the merged weights takes"
@@ -213,48 +263,64 @@ _CHOICES = {
 """Task → what the positions are, and what agrees there."""
 
 
-def _counts(variant: str, figures: CheckFigures, thresholds: Thresholds) -> bool:
-    """Tell whether the agreement is judged: always where somebody asks for more than the default, but by `validate.strictness`."""
+def _demanded(variant: str, thresholds: Thresholds) -> bool:
+    """Tell whether the agreement is judged however small the divergence is: where somebody asks for more than the default, but by
+    `validate.strictness`."""
     default = catalog().thresholds.get(variant)
-    if default is None or not notes.even(figures, thresholds):
+    if default is None:
         return True
     strict = default.scaled("strict")
     by_strictness = thresholds.agreement == strict.agreement and (thresholds.kl == strict.kl or thresholds.error == strict.error)
     return thresholds.agreement > default.agreement and not by_strictness
 
 
-def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tuple[list[tuple[str, str]], str | None]:
+def _beyond(judged: Judged) -> tuple[list[tuple[str, str]], str | None]:
     """Give the thresholds that are not met, as `_distances`; and, where they are met beside the live model with rounded weights, that."""
-    distances = _distances(variant, figures, thresholds)
-    rounded = figures.rounded
-    if not distances or rounded is None or _distances(variant, figures.plus(**rounded.given), thresholds):
+    distances, rounded = _distances(judged), judged.figures.rounded
+    if not distances or rounded is None:
+        return distances, None
+    if _distances(_by_figures(judged.variant, judged.figures.plus(**rounded.given), judged.thresholds, judged.undecided)):
         return distances, None
     return [], (
         "rounding the merged weights makes the model choose other experts at some positions: the largest error beside the live model"
-        f" is {_show(_largest_error(figures))} standard deviations; beside the live model with the weights that PEFT merges, rounded in the"
-        f" same way, 98 % of the errors are at most {_show(_largest_error(rounded))}, and that was judged;"
+        f" is {_show(_largest_error(judged.figures))} standard deviations; beside the live model with the weights that PEFT merges, rounded"
+        f" in the same way, 98 % of the errors are at most {_show(_largest_error(rounded))}, and that was judged;"
         ' merge.dtype = "float32" keeps the answers'
     )
 
 
-def _distances(variant: str, figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str, str]]:
+def _distances(judged: Judged) -> list[tuple[str, str]]:
     """Give threshold keys that are not met, with their sentences. Figures that a task doesn't have are None."""
     unmet = []
-    positions, agrees = _CHOICES.get(figures.task or "", ("positions", "its most likely token is"))
-    agreement = figures.agreement
-    if agreement is not None and not agreement >= thresholds.agreement and _counts(variant, figures, thresholds):
+    positions, agrees = _CHOICES.get(judged.figures.task or "", ("positions", "its most likely token is"))
+    if missed := judged.missed("agreement"):
         unmet.append(("agreement", (
-            f"agreement {_show(agreement)} is below the limit {_show(thresholds.agreement)}: at only that share of"
-            f" {figures.positions} {positions}, {agrees} the live model's"
+            f"agreement {_value(missed)} is below the limit {_show(missed.allowed)}: at only that share of"
+            f" {judged.figures.positions if missed.looks == 1 else 'all'} {positions}, {agrees} the live model's"
         )))  # fmt: skip
-    if figures.kl is not None and not figures.kl <= thresholds.kl:
+    if missed := judged.missed("kl"):
         unit = "a token" if positions == "positions" else "a position"
-        unmet.append(("kl", f"the divergence of {_show(figures.kl)} nats {unit} is above the limit {_show(thresholds.kl)}"))
-    error = _largest_error(figures)
-    if not error <= thresholds.error:
-        text = f"the largest logit error, {_show(error)} standard deviations, is above the limit {_show(thresholds.error)}"
+        unmet.append(("kl", f"the divergence of {_value(missed)} nats {unit} is above the limit {_show(missed.allowed)}"))
+    if missed := judged.missed("error"):
+        text = f"the largest logit error, {_value(missed)} standard deviations, is above the limit {_show(missed.allowed)}"
         unmet.append(("error", text))
-    return unmet
+    if missed := judged.missed("perplexity"):
+        text = f"the perplexity of the texts is {_value(missed)} times the live model's, above the limit {_show(missed.allowed)}"
+        unmet.append(("perplexity", text))
+    return [(key, text + _certainty(judged.of(key))) for key, text in unmet]
+
+
+def _value(decision: Decision) -> str:
+    return (
+        "infinite"
+        if decision.limit == "error" and decision.value is None
+        else _show(math.nan if decision.value is None else decision.value)
+    )
+
+
+def _certainty(decision: Decision | None) -> str:
+    """Give by how many texts that is, where more were read than all figures are of."""
+    return "" if decision is None or decision.looks == 1 else f", by {decision.texts} prompts"
 
 
 def _remedy(variant: str, keys: list[str]) -> str:

@@ -28,7 +28,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
         config = folder / "config.toml"
         config.write_text(
             f'[output]\ndirectory = "{folder}/exports"\n[state]\ndirectory = "{folder}/state"\n[export]\n'
-            f"variants = {json.dumps(variants)}\n[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = {speed}\n"
+            f"variants = {json.dumps(variants)}\n[validate]\nsamples = 2\nmost_samples = 2\nnew_tokens = 6\nspeed_tokens = {speed}\n"
         )
         command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--config", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=280)

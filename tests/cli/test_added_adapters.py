@@ -47,7 +47,7 @@ class Box:
     def config(self, extra: str) -> None:
         (self.folder / "c.toml").write_text(
             f'[output]\ndirectory = "exports"\n[state]\ndirectory = "state"\n[export]\nvariants = ["pytorch"]\n'
-            f"[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = 0\n{extra}"
+            f"[validate]\nsamples = 2\nmost_samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n{extra}"
         )
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

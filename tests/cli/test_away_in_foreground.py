@@ -32,7 +32,8 @@ def test_a_base_that_goes_away_during_the_merge_is_tried_again_for_a_while(
     base, config = Path(shutil.copytree(pico_base, tmp_path / "base")), tmp_path / "config.toml"
     config.write_text(
         f'[output]\ndirectory = "{tmp_path}/out"\n[state]\ndirectory = "{tmp_path}/state"\n[export]\nvariants = ["pytorch"]\n'
-        f"[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = 0\n[base.map]\n{json.dumps(str(pico_base))} = {json.dumps(str(base))}\n"
+        "[validate]\nsamples = 2\nmost_samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
+        f"[base.map]\n{json.dumps(str(pico_base))} = {json.dumps(str(base))}\n"
     )
     command = [sys.executable, "-m", "daemon", "export", str(pico_checkpoint), "--config", str(config)]
     environment = {**os.environ, "NO_COLOR": "1"}

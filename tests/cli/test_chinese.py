@@ -99,7 +99,8 @@ SHOWN = [
 REFUSED = [
     ("statu",), ("status", "--wrong"), ("show",), ("show", "nothing/1"), ("logs", "-n", "x"), ("list", "--state", "odd"),
     ("list", "--since", "odd"), ("export",), ("export", "nowhere"), ("export", "config.toml"), ("queue", "retry", "done"), ("reload",),
-    ("queue", "cancel", "done"), ("verify", "nowhere"), ("verify", "--deep", "--exports"), ("--set", "odd", "status"),
+    ("queue", "cancel", "done"), ("verify", "nowhere"), ("verify", "--deep", "--exports"), ("verify", "--variant", "onnx"),
+    ("verify", "--artifact", "."), ("verify", "--artifact", "nowhere", "--like", "done/4"), ("--set", "odd", "status"),
     ("convert", "nowhere", "new"), ("config", "show", "odd"), ("toolchain", "check", "odd"), ("compare", "done/4", "odd"), ("fsck", "-h"),
     ("bench", "done/4", "--lengths", "0"), ("status", "--config", "nowhere.toml"),
 ]  # fmt: skip

@@ -55,7 +55,10 @@ def test_an_old_name_gives_what_the_new_name_gives_and_says_it(tmp_path: Path, o
     assert others == now.stderr
 
 
-@pytest.mark.parametrize("words", [("--journal", "--exports"), ("--journal", "."), ("--deep", "--exports"), ("--deep", ".")], ids=" ".join)
+@pytest.mark.parametrize("words", [
+    ("--journal", "--exports"), ("--journal", "."), ("--deep", "--exports"), ("--variant", "onnx"), ("--variant", "onnx", "."),
+    ("--artifact", "."), ("--like", "."), ("--artifact", ".", "--like", ".", "."), ("--artifact", ".", "--like", ".", "--journal"),
+], ids=" ".join)  # fmt: skip
 def test_parts_of_the_check_that_exclude_each_other_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     answer = ckptd(tmp_path, "verify", *words)
     assert answer.returncode == 2 and answer.stderr.startswith("ckptd: Could not verify: ")

@@ -56,6 +56,16 @@ def test_what_shows_the_state_imports_nothing_that_only_the_daemon_needs(words: 
     }  # fmt: skip
 
 
+def test_what_explains_a_checkpoint_imports_nothing_that_watches_or_works(read_before: Path) -> None:
+    checkpoint = next((read_before.parent / "runs").glob("*/checkpoint-*"))
+    answer, modules, _ = asked(("explain", str(checkpoint), "--config", str(read_before)))
+    assert "layout" in answer
+    assert not modules & {
+        "watchdog", "psutil", "apscheduler", "apprise", "structlog", "starlette", "rich.live", "rich.table", "numpy", "jinja2",
+        "daemon.watching.watcher", "daemon.running.runner", "daemon.publishing.publication",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize("verb", ["status", "list"])
 def test_the_answer_is_the_same_whether_the_configuration_is_validated_or_not(

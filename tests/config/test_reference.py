@@ -38,7 +38,8 @@ def test_every_key_has_a_row_with_its_meaning_and_its_variable() -> None:
 def test_the_limits_of_every_variant_have_a_row() -> None:
     rows = reference.page("").splitlines()
     for name, limits in catalog().thresholds.items():
-        assert f"| `{name}` | {limits.agreement} | {limits.kl} | {limits.error} |" in rows
+        numbers = f"{limits.agreement} | {limits.kl} | {limits.error} | {float(f'{limits.perplexity_ratio:.4g}')}"
+        assert f"| `{name}` | {numbers} |" in rows
 
 
 def _variables(above: str, model: type[BaseModel]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(__file__).parent / "npz"
-QUICK = "samples = 2\nnew_tokens = 6\nspeed_tokens = 8\n"
+QUICK = "samples = 2\nmost_samples = 2\nnew_tokens = 6\nspeed_tokens = 8\n"
 
 
 class Box:

@@ -46,8 +46,11 @@ def sample(kind: Any) -> Any:
     """A JSON value of a type, in which nothing is left out."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         return {field.name: sample(hints[field.name]) for field in dataclasses.fields(kind)}
+    if origin is typing.Annotated:
+        least = max((mark.least for mark in kind.__metadata__ if isinstance(mark, records.Within)), default=0)
+        return sample(inner[0]) + least if least else sample(inner[0])
     if origin in (typing.Union, UnionType):
         return sample(next(part for part in inner if part is not NoneType))
     if origin is typing.Literal:

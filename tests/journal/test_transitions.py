@@ -132,6 +132,7 @@ def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journa
     journal.attempts.settle(AttemptId("job", "merge", 2), SUCCEEDED, state="succeeded")
     merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.folder, merge.result) == ("succeeded", 2, 1, Path("/staging"), SUCCEEDED)
+    assert journal.stages.of("job")["merge"].result is merge.result, "what has ended is read once, however often it is asked for"
     assert [attempt.outcome for attempt in journal.attempts.of("job")] == ["retryable", "succeeded"]
     assert journal.attempts.open() == []
 

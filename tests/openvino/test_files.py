@@ -38,7 +38,7 @@ def sound(bank: Bank, variant: str) -> Path:
     """An artifact of it. Read only."""
     with FileLock(bank.folder / "openvino-lock"):
         bank.sound("onnx")
-        lab, place = bank._lab(), bank.folder / "openvino"
+        lab, place = bank.lab(), bank.folder / "openvino"
         for name in dict.fromkeys(("openvino", variant)):
             if not (place / name).is_dir():
                 forms.make(name, lab.made("sound", "onnx") if name == "openvino" else place / "openvino" / "staging", place / name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import (
@@ -23,6 +26,8 @@ from daemon.contract.jobs.messages import (
     Verdict,
 )
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
+from handlers.validate.arithmetic import distribution
+from handlers.validate.arithmetic.comparison import Comparison
 
 BEGIN = datetime.fromisoformat("2026-11-20T10:00:00+00:00")
 BASE_BYTES = 1_192_099_840
@@ -104,6 +109,13 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
         "fine_tuning_interval": [0.991, 1.003], "distance_from_live": 0.002, "distance_from_base": 0.31,
         "worst": {**worst, "live": " lit", "artifact": " out" if "int8" in variant else " lit"},
     }  # fmt: skip
+    typical["statistics"] = statistics(0.3 if "int8" in variant else 1e-3)
+    typical["decisions"] = [
+        {"limit": "kl", "value": (typical | figures)["kl"], "allowed": 0.05, "low": 0.0, "high": 0.03, "outcome": "passed", "texts": 6},
+        {"limit": "agreement", "value": (typical | figures)["agreement"], "allowed": 0.85, "low": 0.7, "high": 1.0,
+         "outcome": "undecided" if "int8" in variant else "passed", "texts": 64 if "int8" in variant else 6, "looks": 5},
+        {"limit": "error", "value": (typical | figures)["error_max"], "allowed": 2.0, "high": 0.24, "outcome": "passed", "texts": 6},
+    ]  # fmt: skip
     for name, low, high in (("kl", 0.5, 1.6), ("agreement", 0.98, 1.01)):
         value = (typical | figures)[name]
         if isinstance(value, float):
@@ -121,6 +133,16 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
         variant=variant, verdict=verdict, reasons=(REJECTION_REASON,) if rejected else (), remedy=REJECTION_REMEDY if rejected else None,
         figures=typical | figures,
     )  # fmt: skip
+
+
+@functools.cache
+def statistics(noise: float) -> dict[str, Any]:
+    """Of 311 positions, as a check gives them, with so much noise in the logits."""
+    rng = np.random.default_rng(3)
+    mine = rng.normal(0, 1, (311, 50)) * rng.uniform(0.5, 8, (311, 1))
+    following = [(row, int(mine[row].argmax()) if row % 2 else row % 50) for row in range(167)]
+    rows = Comparison().add(mine, mine + rng.normal(0, noise, mine.shape), following).positions
+    return distribution.statistics([rows], [following], (0.998, 1.011)).written()
 
 
 def by_text(name: str, value: float, texts: int = 6) -> list[list[float]]:

@@ -6,15 +6,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from daemon.contract import units
+from daemon.contract.jobs.figures import Statistics, figures_of
 from daemon.contract.jobs.messages import JobFacts
 from handlers.report import comparison
 from handlers.report.content.build import build
 from handlers.report.model import Report
+from handlers.report.pages import distributions
 from tests.report import facts
 from tests.report.test_page import Page, page_of
 
 END = facts.BEGIN + timedelta(seconds=96)
-UNMEASURED = dict.fromkeys(("texts", "perplexity", "kl_interval", "agreement_interval", "fine_tuning", "fine_tuning_interval", "worst"))
+UNMEASURED = dict.fromkeys(
+    ("texts", "statistics", "perplexity", "kl_interval", "agreement_interval", "fine_tuning", "fine_tuning_interval", "worst")
+)
 
 
 def _report(job: JobFacts, folder: Path) -> Report:
@@ -74,3 +79,32 @@ def test_a_wrong_label_stands_apart_from_its_text_and_has_no_position(tmp_path: 
     job = facts.made_all(facts.check("pytorch"), facts.check("onnx"), facts.check("onnx-int8", worst=worst))
     (found,) = [one for one in comparison.partings(_report(job, tmp_path / "work")) if one.artifact == "blame"]
     assert (found.where, found.before) == ("KL 0.2 nats", "what a day → ")
+
+
+def test_the_differences_of_positions_stand_in_tables_with_llama_cpps_names(tmp_path: Path) -> None:
+    groups = distributions.groups(_report(facts.succeeded(), tmp_path / "work"))
+    assert [group.title for group in groups] == [
+        "KL divergence of a position (KLD), nats", "Change of the next token's probability (Δp)", "Choices and perplexity",
+        "Mean KLD, by the probability of the live model's choice",
+    ]  # fmt: skip
+    divergences, changes, choices, ranges = (dict(group.rows)["onnx-int8"] for group in groups)
+    wanted = figures_of(facts.statistics(0.3), Statistics)
+    assert wanted and wanted.kld and wanted.delta_p and wanted.confident_flips and wanted.by_confidence
+    assert divergences[0] == comparison.Cell(units.number(wanted.kld.mean), f"± {units.number(wanted.kld.standard_error)}")
+    assert divergences[4].text == "–" and groups[0].columns[4] == "99.9 %"  # of 311 positions
+    assert changes[2].text == f"{100 * wanted.delta_p.minimum:.3f} %" and groups[1].columns[2] == "Minimum"
+    sure = wanted.confident_flips
+    assert choices[3].text == f"{sure.flips} of {sure.positions}" and f"{sure.lost} lost, {sure.gained} gained" in choices[3].small
+    assert len(ranges) == 5 and ranges[4].small.endswith(f"of {wanted.by_confidence[4].positions} flip")
+    text = Page(page_of(facts.succeeded(), tmp_path / "page")).text
+    assert "How the differences are distributed with the names of llama.cpp" in text and "Flips where sure" in text
+
+
+def test_vectors_and_numbers_have_tables_of_their_own_and_older_figures_none(tmp_path: Path) -> None:
+    spread = {"mean": 0.9991, "standard_error": 1e-4, "maximum": 1.0, "minimum": 0.981, "percentiles": {"50": 0.9993, "1": None}}
+    for given, title in (({"cosine": spread}, "Cosine"), ({"error": spread, "correlation": 0.99, "rank_correlation": None}, "Error")):
+        job = facts.made_all(*(facts.check(name, statistics=given) for name in ("pytorch", "onnx", "onnx-int8")))
+        (group,) = distributions.groups(_report(job, tmp_path / title))
+        assert group.title.startswith(title) and "Rank correlation" not in group.columns
+    job = facts.made_all(*(facts.check(name, statistics=None) for name in ("pytorch", "onnx", "onnx-int8")))
+    assert "How the differences are distributed" not in page_of(job, tmp_path / "page")

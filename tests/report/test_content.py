@@ -12,10 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from daemon.contract import units
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report import schema
+from handlers.report.content import gate
 from handlers.report.content.build import build
 from handlers.report.model import Report
 from handlers.report.pages import html, readme
@@ -104,6 +106,19 @@ def test_stages_carry_their_times_memory_attempts_and_fallbacks(tmp_path: Path) 
     checks = [spent[name] for name in ("reference", "merged", "check-onnx", "check-onnx-int8")]
     assert report.checking_share == round(sum(checks) / sum(spent.values()), 4)
     assert [(warning.source, warning.text) for warning in report.warnings] == [("onnx-int8", "1 MatMul has no constant weight")]
+
+
+def test_each_report_names_how_often_its_checks_are_wrong(tmp_path: Path) -> None:
+    report = report_of(facts.succeeded(), tmp_path)
+    assert report.gate == gate.measured() and stored(facts.succeeded(), tmp_path)["gate"]["artifacts"] == report.gate.artifacts
+    rates = [report.gate.false_accept, report.gate.false_reject]
+    shown = [units.percent(share) for rate in rates for share in (rate.share, rate.interval[1])]
+    for text in (html.render(report), readme.render(report)):
+        line = next(line for line in text.splitlines() if "How often these checks are wrong" in line)
+        assert f"tried on {report.gate.artifacts} artifacts" in line
+        assert [line.index(share) for share in shown] and line.index(shown[0]) < line.index("faulty") < line.index("sound")
+    earlier = report.model_copy(update={"gate": None})
+    assert all("How often these checks are wrong" not in text for text in (html.render(earlier), readme.render(earlier)))
 
 
 def test_processor_time_that_was_not_measured_is_not_stated(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_they_pass_the_check_and_their_example_runs(kind: str, tmp_path: Path, p
     config = tmp_path / "config.toml"
     config.write_text(
         f'[output]\ndirectory = "{tmp_path}/exports"\n[state]\ndirectory = "{tmp_path}/state"\n[export]\n'
-        'variants = ["torchscript", "pt2", "pt2-aoti"]\n[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = 4\n'
+        'variants = ["torchscript", "pt2", "pt2-aoti"]\n[validate]\nsamples = 2\nmost_samples = 2\nnew_tokens = 6\nspeed_tokens = 4\n'
     )
     command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=560)

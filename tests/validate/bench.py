@@ -19,9 +19,11 @@ from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.graphs.weights import rounded_weights
+from handlers.models.folder import ModelFolder
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate import findings
 from handlers.validate.checks.examination import Examination, Merged, examine, logits_file
+from handlers.validate.checks.live import rounded
 from handlers.validate.checks.live.base_texts import BaseTexts
 from handlers.validate.checks.live.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
@@ -133,6 +135,7 @@ def measured(
     base_texts: BaseTexts | None = None,
     long_tokens: int = 2048,
     *,
+    new_tokens: int = 10,
     halves: bool = False,
 ) -> Bench:
     """Run the live model of a checkpoint, which has been merged, over a few prompts. `halves`: as if the merge were in 16 bits."""
@@ -141,7 +144,7 @@ def measured(
     subject = replace(subject, labels=live_labels(subject, base))
     engine, where = ("live", str(base)) if base else ("torch", None)
     spec = EngineSpec(engine=engine, folder=str(pin), base=where, task=subject.task, sentence=subject.sentence)
-    options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0, long_tokens=long_tokens)
+    options = ValidateOptions(samples=len(prompts), new_tokens=new_tokens, speed_tokens=0, long_tokens=long_tokens)
     live = cast(EngineWorker, Direct("live", spec))
     model = LiveModel(live, subject, base_texts=base_texts or BaseTexts())
     reference = measure(model, list(prompts), options, scratch, quiet)
@@ -150,6 +153,9 @@ def measured(
     reference.files = scratch / "files"
     if reference.long is not None:
         reference.long = replace(reference.long, halves=halves)
+    folder = ModelFolder(merged)
+    if halves and base is not None and subject.kind == "causal" and rounded.chooses_experts(folder.config):
+        rounded.ask(live, reference, folder.main_dtype, scratch)
     return Bench(reference, subject, scratch, merged)
 
 

@@ -66,8 +66,9 @@ StartStage = Callable[..., Run]
 
 
 def context_of(
-    root: Path, name: str, pin: Path, base: Path | None, inputs: dict[str, Path], *, strategy: str = "default", **options: Any
-) -> StageContext:
+    root: Path, name: str, pin: Path, base: Path | None, inputs: dict[str, Path], *, strategy: str = "default", memory: int = 0,
+    **options: Any,
+) -> StageContext:  # fmt: skip
     """What an attempt of a stage is told; its files lie in the folder `root`."""
     spec = spec_of(name)
     for folder in ("staging", "temporary"):
@@ -80,7 +81,8 @@ def context_of(
         base=str(base) if base else None,
         inputs={other: str(path) for other, path in inputs.items() if other in (*spec.needs, *spec.after)},
         staging=str(root / "staging"), result=str(root / "result.json"), temporary=str(root / "temporary"),
-        cache=str(root / "cache"), limits=LIMITS, work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),
+        cache=str(root / "cache"), limits=LIMITS.model_copy(update={"memory": memory}),
+        work=Work(export=ExportOptions(), validation=ValidateOptions(**{"most_samples": 1} | options)),  # none are read on by default
     )  # fmt: skip
 
 

@@ -447,7 +447,7 @@ class Bank:
     def bench(self, kind: str, scratch: Path) -> Bench:
         """The live model of a kind, measured."""
         if kind in (*CAUSAL, *COMPRESSED):
-            lab = self._lab()
+            lab = self.lab()
             return measured(lab.checkpoint(), lab.base, lab.made("sound", "pytorch"), scratch, sabotage.PROMPTS)
         root = self._other(kind)
         return measured(root / "adapter", root / "base", root / "merged", scratch)
@@ -455,10 +455,11 @@ class Bank:
     def check(self, kind: str, bench: Bench, folder: Path) -> ArtifactCheck:
         """The check of a folder of a kind."""
         variant, _ = self.sound(kind)
-        source = self._lab().source(variant) if kind in (*CAUSAL, *COMPRESSED) and variant not in GENAI else None
+        source = self.lab().source(variant) if kind in (*CAUSAL, *COMPRESSED) and variant not in GENAI else None
         return bench.checked(variant, folder, source)
 
-    def _lab(self) -> sabotage.Lab:
+    def lab(self) -> sabotage.Lab:
+        """The language model with a chat template and settings of generation."""
         place = self.folder / "causal"
         if not place.is_dir():
             place.mkdir()
@@ -469,7 +470,7 @@ class Bank:
         return sabotage.Lab(place)
 
     def _causal(self, variant: str) -> Path:
-        lab = self._lab()
+        lab = self.lab()
         if variant not in GENAI:
             return lab.made("sound", variant)
         target = self.folder / "genai" / variant

@@ -19,10 +19,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Run the stage's own entry. Where it is forked from a process that has libraries loaded, its imports alone say which it needs."""
     plain, stage = builtins.__import__, os.getpid()
 
-    def checked(name: str, variables: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
+    def checked(name: str, *given: Any, **named: Any) -> Any:
+        level = named.get("level", given[3] if len(given) > 3 else 0)
         if os.getpid() == stage and level == 0 and name.partition(".")[0] in HEAVY:
             raise AssertionError(f"the process of the stage {context.stage} imports {name}")
-        return plain(name, variables, local, names, level)
+        return plain(name, *given, **named)
 
     with mock.patch.object(builtins, "__import__", checked):
         result: StageOutput = pkgutil.resolve_name(spec_of(context.stage).entry)(context, reporter)

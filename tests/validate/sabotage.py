@@ -113,7 +113,7 @@ def make(folder: Path) -> Lab:
     return Lab(folder)
 
 
-def _edit_tensors(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -141,14 +141,14 @@ def _swap_layers(folder: Path) -> None:
             if other in tensors:  # only the first layer of T5 has the biases of distances, only the second one of ModernBERT a norm
                 tensors[name], tensors[other] = tensors[other], tensors[name]
 
-    _edit_tensors(folder, swap)
+    edit_tensors(folder, swap)
 
 
 def _zero_a_norm(folder: Path) -> None:
     def zero(tensors: dict[str, Any]) -> None:
         tensors[_first(tensors, "1", r"input_layernorm|ln_1|attention\.output\.LayerNorm|attn_norm|layer\.0\.layer_norm")] *= 0
 
-    _edit_tensors(folder, zero)
+    edit_tensors(folder, zero)
 
 
 def _corrupt_a_block(folder: Path) -> None:
@@ -159,7 +159,7 @@ def _corrupt_a_block(folder: Path) -> None:
         flat = tensors[_first(tensors, "0", r"gate_proj|c_fc|intermediate\.dense|mlp\.Wi|DenseReluDense\.wi_0")].view(-1)
         flat[:2048] = (torch.randn(2048, generator=torch.manual_seed(0)) * flat.float().std() * 4).to(flat.dtype)
 
-    _edit_tensors(folder, corrupt)
+    edit_tensors(folder, corrupt)
 
 
 def _other_theta(folder: Path) -> None:
@@ -227,7 +227,7 @@ def _zero_stored_scales(folder: Path) -> None:
         name = next(name for name in sorted(tensors) if name.endswith(("SCB", "absmax", "_scale")) and ".layers.1.mlp.up_proj" in name)
         tensors[name].view(-1)[: tensors[name].numel() // 2] = 0
 
-    _edit_tensors(folder, zero)
+    edit_tensors(folder, zero)
 
 
 def _noise_in_stored_numbers(folder: Path) -> None:
@@ -239,11 +239,11 @@ def _noise_in_stored_numbers(folder: Path) -> None:
         flat = tensors[name].view(torch.uint8).view(-1)
         flat[4096:8192] = torch.randint(0, 256, (4096,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
-    _edit_tensors(folder, corrupt)
+    edit_tensors(folder, corrupt)
 
 
 def _lose_a_tensor(folder: Path) -> None:
-    _edit_tensors(folder, lambda tensors: tensors.pop("model.layers.1.post_attention_layernorm.weight"))
+    edit_tensors(folder, lambda tensors: tensors.pop("model.layers.1.post_attention_layernorm.weight"))
 
 
 def _other_epsilon(folder: Path) -> None:

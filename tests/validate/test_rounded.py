@@ -76,7 +76,7 @@ def test_what_rounding_does_not_do_still_fails(change: Any, folder: Path, bench:
     target = tmp_path / "damaged"
     shutil.copytree(folder / "merged", target)
     before = (target / "model.safetensors").read_bytes()
-    sabotage._edit_tensors(target, change)
+    sabotage.edit_tensors(target, change)
     assert (target / "model.safetensors").read_bytes() != before
     check = bench.check("pytorch", target)
     assert check.verdict is Verdict.FAILED

@@ -23,6 +23,7 @@ NAMES = {
     "sample", "samples", "texts", "agreement_interval", "kl_interval", "perplexity", "perplexity_ratio", "perplexity_ratio_interval",
     "perplexity_tokens", "greedy_same", "greedy_same_median", "greedy_tokens_median", "fine_tuning", "fine_tuning_interval",
     "distance_from_live", "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes", "long", "by_text",
+    "decisions",
 }  # fmt: skip
 
 
@@ -41,6 +42,8 @@ def test_sound_artifacts_pass_and_carry_every_figure(validated: Validated) -> No
         assert check.figures["agreement"] >= limits.agreement
         assert 0 < check.figures["kl"] <= limits.kl
         assert 0 < check.figures["error_max"] <= limits.error
+        judged = [decision["limit"] for decision in check.figures["decisions"]]
+        assert {"kl", "agreement", "perplexity", "error"} <= {*judged} and check.figures["decisions"][0]["texts"] == check.figures["texts"]
 
 
 def test_live_merged_and_onnx_outputs_are_compared_with_each_other(validated: Validated) -> None:  # R4.2

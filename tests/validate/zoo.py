@@ -61,12 +61,12 @@ def _settings(kind: str) -> dict[str, Any]:
     return {**shared, **by_kind[kind], "initializer_range": 0.1}
 
 
-def make_encoder_base(folder: Path, auto: str, kind: str = "bert", **settings: Any) -> Path:
+def make_encoder_base(folder: Path, auto: str, kind: str = "bert", seed: int = 0, **settings: Any) -> Path:
     """A base of wide random weights, saved with its tokenizer as the class that the auto class gives."""
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     options = {**_settings(kind), **settings}
     if kind == "distilbert":
         options = {key: value for key, value in options.items() if key not in ("num_hidden_layers", "num_attention_heads")}
@@ -138,21 +138,22 @@ def _train(model: Any, parameters: Any, batch: Any, loss: Loss, *, steps: int, r
 
 
 def train_adapter(
-    base: Path, folder: Path, auto: str, loss: Loss, *, steps: int = 25, load: dict[str, Any] | None = None, **lora: Any
-) -> Path:
+    base: Path, folder: Path, auto: str, loss: Loss, *, steps: int = 25, rate: float = 1e-2, seed: int = 1,
+    load: dict[str, Any] | None = None, **lora: Any,
+) -> Path:  # fmt: skip
     """A LoRA adapter trained for a moment on TEXTS and saved as training leaves it, without a tokenizer."""
     import torch
     import transformers
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain = getattr(transformers, auto).from_pretrained(base, dtype=torch.float32, **(load or {}))
         model = get_peft_model(plain, LoraConfig(**{"r": 4, "lora_alpha": 8, **lora}))
     trained = [one for one in model.parameters() if one.requires_grad]
-    _train(model, trained, tokenizer(TEXTS, return_tensors="pt", padding=True), loss, steps=steps, rate=1e-2)
+    _train(model, trained, tokenizer(TEXTS, return_tensors="pt", padding=True), loss, steps=steps, rate=rate)
     model.save_pretrained(folder)
     return folder
 

@@ -25,6 +25,7 @@ from daemon.cli.parser.groups import RENAMED
 from daemon.contract.delivering.orders import Listed
 from daemon.contract.jobs.benchmark import Bench
 from daemon.contract.jobs.conversion import Conversion
+from daemon.contract.jobs.recheck import Rechecked
 from daemon.journal.letters import Letter
 from daemon.operating.by_hand import ByHand
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
@@ -120,7 +121,12 @@ EXITS: dict[Verb, dict[int, str]] = {
         2: "the configuration is wrong and the previous one stays in use, the daemon works on another file, or no daemon runs",
         75: "the daemon did not answer in time",
     },
-    ("verify",): {0: "no problem found", 1: "there is a problem", 2: "there is no export (not with `--journal`)"},
+    ("verify",): {
+        0: "no problem found",
+        1: "there is a problem; with `--deep` or `--artifact`: an artifact failed",
+        2: "there is no export (not with `--journal`), or it keeps no answers to check artifacts by",
+        3: "no artifact failed, and one could not be checked again",
+    },
     ("prune",): {},
     ("version",): {},
     ("notify", "test"): {0: "all services and targets accepted the message", 1: "one did not accept it", 2: "none is configured"},
@@ -191,9 +197,10 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
         (),
     ),
     ("verify",): (
-        '`{"sound": true or false, "exports": […], "states": […]}`, without the part that was not asked for; each export has these'
-        " fields and those of Verification, each state directory those of Findings",
-        (EXPORT_ROW, Verification, Findings),
+        '`{"sound": true or false, "exports": […], "states": […]}`, without the part that was not asked for; where artifacts are checked'
+        " again, `checks` in place of `states`; each export has these fields and those of Verification, each state directory those of"
+        " Findings, each check those of Rechecked",
+        (EXPORT_ROW, Verification, Findings, Rechecked),
     ),
     ("prune",): (
         '`{"dry_run", "freed" (bytes), "removed": […], "kept": […]}`; a kept export has the fields below; a removed one is'

@@ -58,6 +58,24 @@ def test_a_child_reads_and_prints_utf_8_whatever_the_locale_is(adopting: None, t
     assert [one.lower() for one in json.loads(seen.read_text())] == ["utf-8", "utf-8"]
 
 
+ASKED = """
+import importlib.metadata, json, sys
+asked = []
+importlib.metadata.distributions = lambda: asked.append(1) or []
+from pydantic import BaseModel
+class Model(BaseModel):
+    number: int
+json.dump([Model(number=1).number, len(asked)], open(sys.argv[1], "w"))
+"""
+
+
+def test_a_child_looks_through_no_packages_for_plugins_of_pydantic(adopting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
+    (tmp_path / "attempt").mkdir()
+    wait(Worker(Order(make_context(tmp_path), tmp_path / "attempt", BOUNDS), [sys.executable, "-c", ASKED, str(tmp_path / "seen")]))
+    assert json.loads((tmp_path / "seen").read_text()) == [1, 0]
+
+
 PAGES = """
 import json, os, resource, sys
 from daemon.contract.jobs.messages import ChildLimits

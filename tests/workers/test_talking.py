@@ -14,6 +14,7 @@ import pytest
 from daemon.contract.disk import attempt_log
 from daemon.contract.jobs.messages import Outcome
 from daemon.running.attempts import progress_channel as channel_module
+from daemon.running.attempts.executor import wait_for_news
 from daemon.running.attempts.progress_channel import Channel, Progress
 from daemon.system.processes import procfs
 from tests.workers.helpers import BOUNDS, SHORT, Start, fault_of, until, wait
@@ -158,3 +159,16 @@ def test_a_heartbeat_is_a_sign_of_life_and_no_progress(pipe: tuple[Channel, int]
     assert channel.read()
     assert channel.progress == Progress()
     assert not channel.read()
+
+
+def test_what_a_child_says_is_no_reason_for_a_round_and_its_end_is(start: Start) -> None:
+    worker = start("beats", silence=60.0, timeout=60.0)
+    until(worker, lambda: worker._heard > worker.started)
+    began = time.monotonic()
+    wait_for_news([worker], 1.0)
+    assert time.monotonic() - began >= 1.0
+    worker.hurry()
+    began = time.monotonic()
+    wait_for_news([worker], 600.0)
+    assert time.monotonic() - began < 300.0
+    wait(worker)

@@ -301,11 +301,27 @@ import os, pkgutil, sys
 from handlers.__main__ import LIBRARIES
 for name in LIBRARIES["torch"]:
     pkgutil.resolve_name(name)
-print("peft" in sys.modules, len(os.listdir("/proc/self/task")))
+renamed = sys.modules["transformers.conversion_mapping"]._checkpoint_conversion_mapping_cache
+print("peft" in sys.modules, len(os.listdir("/proc/self/task")), bool(renamed))
 """
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     said = subprocess.run([sys.executable, "-c", program], env={**os.environ, **one}, capture_output=True, text=True)
-    assert said.stdout.split() == ["True", "1"], said.stderr
+    assert said.stdout.split() == ["True", "1", "True"], said.stderr
+
+
+def test_what_attempts_are_forked_from_has_built_the_models_that_each_of_them_reads_and_writes() -> None:
+    program = """
+import socket
+from daemon.contract.jobs.messages import StageContext
+from handlers.__main__ import LIBRARIES
+from handlers.child.warm import _Attempts
+from handlers.validate.workers.protocol import Greedy
+ours, theirs = socket.socketpair()
+print(StageContext.__pydantic_complete__, _Attempts(theirs, int).load(LIBRARIES["light"], ""))
+print(StageContext.__pydantic_complete__, Greedy.__pydantic_complete__)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.stdout.split() == ["False", "True", "True", "True"], said.stderr
 
 
 def test_a_package_that_comes_changes_or_goes_in_any_folder_of_pythons_path_is_seen(

@@ -12,7 +12,7 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pinning.pins import Moved
 from daemon.config.places.paths import Paths, StatePaths
 from daemon.config.settings import Settings
-from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.disk.export_layout import ANSWERS, manifest_of
 from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
@@ -26,7 +26,7 @@ from daemon.operating.engine import Engine
 from daemon.publishing.publication import REJECTED
 from daemon.running.endings import clear_staging
 from daemon.system.lock import is_locked
-from daemon.watching.events.observers import innermost_first
+from daemon.watching.entries import innermost_first
 from daemon.watching.taking.entering import Candidate
 from daemon.watching.taking.intake import run_name
 
@@ -127,7 +127,7 @@ def _refuse_loss(settings: Settings, candidate: Candidate, target: Path) -> None
     if manifest.get("export_id") == candidate.job or candidate.reference.other_than(manifest) or not isinstance(files, list):
         return
     paths = (str(file.get("path", "")).partition("/") for file in files if isinstance(file, dict))
-    published = {folder for folder, slash, _ in paths if folder and slash and folder != REJECTED}
+    published = {folder for folder, slash, _ in paths if folder and slash and folder not in (REJECTED, ANSWERS)}
     if lost := sorted(published - {*with_fallbacks(settings.variants)}):
         remove_tree(candidate.pin)
         wanted = " ".join(f"--to {name}" for name in (*settings.variants, *lost))

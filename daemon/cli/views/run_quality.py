@@ -9,6 +9,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract import units
+from daemon.contract.advice.which import METRIC_NAMES
 from daemon.contract.jobs.run_figures import METRICS
 from daemon.contract.language.catalog import translated, translated_text
 from daemon.operating.log.wrapping import width_of
@@ -27,9 +28,10 @@ def print_run_quality(value: RunQuality) -> None:
 def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
     """The lines, none wider than `width`."""
     metric = value.metric or next((name for name, _ in METRICS if _has(value, name)), None)
+    title = translated(metric.replace("_", " ")) if metric in METRIC_NAMES else metric
     columns = [
         Column("step", least=6, right=True), Column("variant", least=10), Column("KL", least=5, right=True),
-        Column("agree", least=6, right=True), *([Column(translated(metric.replace("_", " ")), least=8, right=True)] if metric else []),
+        Column("agree", least=6, right=True), *([Column(title, least=8, right=True)] if title else []),
         Column("size", least=8, right=True), Column("speed", least=5, right=True),
     ]  # fmt: skip
     lines = hanging("run", value.run, width, style="bold")
@@ -38,7 +40,7 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
         lines += hanging(_GONE, translated("there is no export of this step now: it failed, or it was removed"), width)
     if value.best is not None:
         by = translated("to be deployed, by the {metric} of {variant}")
-        lines += hanging(_BEST, by.format(metric=translated((metric or "").replace("_", " ")), variant=value.variant), width)
+        lines += hanging(_BEST, by.format(metric=title or "", variant=value.variant), width)
     if len(value.equal) > 1:
         lines += hanging(_EQUAL, translated("no difference from it was seen"), width)
     return lines + hanging("", translated_text(value.sentence), width)

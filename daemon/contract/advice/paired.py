@@ -8,9 +8,9 @@ not measured on has the weight 0.
   with D₋ᵢ as the difference without text i, s² = (n − 1)/n · Σ (D₋ᵢ − mean of D₋)² (Tukey 1958; Efron and Tibshirani, An Introduction to
   the Bootstrap, 1993, chapter 11). The interval is D ± t · s, where t is Student's quantile with n' − 1 degrees of freedom, n' =
   (Σw)² / Σw² (Kish, Survey Sampling, 1965, section 11.7), rounded down: texts of very different lengths count as fewer.
-- Shares of right answers: only the texts count on which one of the two is right. That b is the right one in k of m such texts has the
-  exact interval of Clopper and Pearson (Biometrika 26, 1934), and D = m/n · (2p − 1). It excludes 0 where McNemar's test (Psychometrika
-  12, 1947), in its exact form, does.
+- Shares of right answers, and scores that are all 0 or 1: only the texts count on which one of the two is right. That b is the right one
+  in k of m such texts has the exact interval of Clopper and Pearson (Biometrika 26, 1934), and D = m/n · (2p − 1). It excludes 0 where
+  McNemar's test (Psychometrika 12, 1947), in its exact form, does.
 
 From one text, or from texts of which one outweighs the others, there is no interval.
 """
@@ -74,7 +74,8 @@ def difference(metric: str, first: ByText, second: ByText, comparisons: int = 1)
         return None
     apart = [(theirs - mine, weight) for mine, theirs, weight in rows]
     level = LEVEL / max(1, comparisons)
-    interval = _of_shares(apart, level) if metric in SHARES else _of_means(apart, total, level)
+    shares = metric in SHARES or all(weight == 1 and {mine, theirs} <= {0.0, 1.0} for mine, theirs, weight in rows)
+    interval = _of_shares(apart, level) if shares else _of_means(apart, total, level)
     low, high = interval if interval else (None, None)
     value = math.fsum(change for change, _ in apart) / total
     return Difference(value, low, high, len(rows), total, metric != "perplexity" or total >= LEAST_TOKENS)

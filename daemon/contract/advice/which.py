@@ -3,9 +3,11 @@
 The report, README.md of an export, `ckptd quality`, the link `best` and `retention.keep_best` all follow it:
 
 1. Exports are compared by the quality of one variant (`select.best_variant`, else the smallest that passed in at least half of them and is
-   deployed alone): its own perplexity, else its scores. The divergence from the live model never decides, since it says how near an
-   artifact is to its own checkpoint, and nothing of how good that checkpoint is.
-2. Only exports count that are still there and were measured on the texts of the newest one, with the same settings.
+   deployed alone): by the user's own task that `select.best_by` names, else by the first of those tasks, its own perplexity, its scores.
+   The divergence from the live model never decides, since it says how near an artifact is to its own checkpoint, and nothing of how good
+   that checkpoint is.
+2. Only exports count that are still there and were measured on the texts of the newest one, with the same settings; of a task, on the
+   same items.
 3. The export with the best figure leads. It differs from another one only where the paired interval of their difference excludes zero
    (`daemon.contract.advice.paired`), widened for as many differences as there are. The others are equal to it.
 4. Of those that are equal, the trainer's best is taken if it is among them, else the one with the best figure, of two the later step:
@@ -29,7 +31,7 @@ from daemon.contract.advice.paired import Difference, can_be_paired, difference
 from daemon.contract.faults.advice import MOST_IN_COMMAND
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.points import StepPoint
-from daemon.contract.jobs.run_figures import METRICS, is_measured, passed
+from daemon.contract.jobs.run_figures import METRICS, is_measured, metrics_of, more_is_better, passed
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
 from daemon.contract.language.lists import clauses, names
 
@@ -79,8 +81,9 @@ class Unranked:
     metric: str | None = None
 
 
-def standing(points: Sequence[StepPoint], trainers_best: int | None = None, variant: str = "") -> Standing | Unranked:
-    """Which export to deploy by the rule above, by the quality of `variant`; "": of the smallest variant of most exports."""
+def standing(points: Sequence[StepPoint], trainers_best: int | None = None, variant: str = "", task: str = "") -> Standing | Unranked:
+    """Which export to deploy by the rule above, by the quality of `variant`; "": of the smallest variant of most exports. `task`: the one
+    that counts; "": what was measured."""
     there = [point for point in sorted(points, key=lambda point: point.place) if point.kept and point.status != "failed"]
     measured = [point for point in there if is_measured(point)]
     if not measured:
@@ -89,9 +92,11 @@ def standing(points: Sequence[StepPoint], trainers_best: int | None = None, vari
             else translated("no export of the run is there")
         )  # fmt: skip
     newest = max(measured, key=_made)
-    group = [point for point in measured if point.comparison == newest.comparison] if newest.comparison else [newest]
-    able = [artifact for artifact in newest.artifacts.values() if passed(artifact)]
-    metric = next(name for name, _ in METRICS if any(name in artifact.quality for artifact in able))
+    able = [artifact for artifact in newest.artifacts.values() if passed(artifact) and artifact.quality]
+    metric = task or min((metrics_of(artifact) for artifact in able), key=lambda names: _order(names[0]))[0]
+    if task and not any(task in artifact.tasks for artifact in able):
+        return Unranked(translated("the newest export was not measured by the task {task}").format(task=task))
+    group = [point for point in measured if point is newest or _alike(point, newest, metric)]
     by_variant: dict[str, list[StepPoint]] = {}
     for point in group:
         for name, artifact in point.artifacts.items():
@@ -106,7 +111,7 @@ def standing(points: Sequence[StepPoint], trainers_best: int | None = None, vari
 
 
 def _compared(points: Sequence[StepPoint], variant: str, metric: str, trainers_best: int | None) -> Standing | Unranked:
-    sign = -1 if dict(METRICS)[metric] else 1
+    sign = -1 if more_is_better(points[0].artifacts[variant], metric) else 1
     ordered = sorted(points, key=lambda point: (-sign * point.artifacts[variant].quality[metric], point.place), reverse=True)
     by_text = {point.export: point.artifacts[variant].by_text.get(metric, ()) for point in ordered}
     newest = max(points, key=_made)
@@ -129,6 +134,22 @@ def _compared(points: Sequence[StepPoint], variant: str, metric: str, trainers_b
     return Standing(variant, metric, pick, (pick, *rest), leader, apart)
 
 
+def _order(metric: str) -> int:
+    """The place of a metric among `METRICS`; the user's own tasks come before them."""
+    return next((number for number, (name, _) in enumerate(METRICS, 1) if name == metric), 0)
+
+
+def _alike(point: StepPoint, newest: StepPoint, metric: str) -> bool:
+    """Whether figures of two exports can be compared: they are of the same texts with the same settings, of a task of the same items."""
+    tasks = [{artifact.tasks[metric] for artifact in at.artifacts.values() if metric in artifact.tasks} for at in (point, newest)]
+    return tasks[0] == tasks[1] if any(tasks) else bool(newest.comparison) and point.comparison == newest.comparison
+
+
+def metric_name(metric: str) -> str:
+    """What people call a metric; a task has its own name."""
+    return translated(METRIC_NAMES[metric]) if metric in METRIC_NAMES else metric
+
+
 def _made(point: StepPoint) -> tuple[str, tuple[int, bool, str]]:
     return point.finished, point.place
 
@@ -145,9 +166,9 @@ def _alone(name: str) -> bool:
     return variant is None or variant.deploys == "alone"
 
 
-def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str = "") -> str:
+def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str = "", task: str = "") -> str:
     """Which checkpoint to deploy, and which of its artifacts, in two sentences: what the figures say, then what to deploy."""
-    ranking = standing(points, trainers_best, variant)
+    ranking = standing(points, trainers_best, variant, task)
     trainers = next((point for point in points if point.step == trainers_best and not point.ending), None)
     if trainers_best is None:
         named = translated("The trainer names no best step")
@@ -178,7 +199,7 @@ def _word(run: str) -> str:
 
 
 def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
-    metric, leader = translated(METRIC_NAMES[ranking.metric]), ranking.leader
+    metric, leader = metric_name(ranking.metric), ranking.leader
     value, about = units.number(ranking.value(leader)), {"metric": metric, "variant": ranking.variant}
     if len(ranking.ranked) == 1:
         only = translated("only {step} has figures that can be compared: {metric} of {variant} {value}")
@@ -225,6 +246,9 @@ def label(point: StepPoint) -> str:
 def no_difference(between: Difference, metric: str, where: str = "", best: str = "") -> str:
     """The words where no difference may be called one; `where` is "between …" and `best` "; … has the best figure", translated."""
     ground = weight_said(between, metric)
+    if metric not in METRIC_NAMES:  # a task, which has as many items as it has
+        seen = translated("no difference seen {where} with {ground}{best}") if where else translated("no difference seen with {ground}")
+        return seen.format(where=where, ground=ground, best=best)
     if where:
         seen = translated("no difference seen {where} with {ground}{best}; `validate.data` gives more")
         return seen.format(where=where, ground=ground, best=best)
@@ -232,7 +256,9 @@ def no_difference(between: Difference, metric: str, where: str = "", best: str =
 
 
 def weight_said(between: Difference, metric: str) -> str:
-    """How much a difference rests on: "53 tokens of 6 texts", "6 texts"."""
+    """How much a difference rests on: "53 tokens of 6 texts", "6 texts", "40 items"."""
+    if metric not in METRIC_NAMES:
+        return translated_plural("{count:,} item", "{count:,} items", between.texts).format(count=between.texts)
     texts = translated_plural("{count:,} text", "{count:,} texts", between.texts).format(count=between.texts)
     if metric != "perplexity":
         return texts

@@ -16,6 +16,10 @@ README = "README.md"
 """At the top of an export, and in the folder of each artifact: written when the export ends, unless the artifact brings its own."""
 
 
+ANSWERS = "answers"
+"""Folder of an export that holds the live model's answers, by which its artifacts can be checked again; no variant's."""
+ANSWERS_FILE = "answers.zip"
+"""The file in it."""
 MOST_ENTRIES = 20_000
 """Entries that a look for exports below a folder takes in."""
 

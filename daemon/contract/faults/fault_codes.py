@@ -70,6 +70,11 @@ class FaultCode(StrEnum):
 
     To do: Look at the daemon's log with `ckptd logs`, then try again.
     """
+    NO_ANSWERS = "no-answers"
+    """An export keeps no answers of its live model, so its artifacts can't be checked again.
+
+    To do: Export the checkpoint again with `validate.keep_answers = true`.
+    """
     NO_EXPORT = "no-export"
     """There is no published export in, below or above the path to verify.
 

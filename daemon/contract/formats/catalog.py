@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
-OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report"})
+OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report", "evaluate-live"})
 FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
@@ -42,8 +42,9 @@ OWN_KEYS = {
     "export": frozenset({"variants", "quantization", "deploy", "opset", "target"}),
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "fill_rows", "trust_remote_code"}),
     "validation": frozenset({
-        "samples", "new_tokens", "prompts", "data", "speed_tokens", "long_tokens", "bases", "publish_unverified", "on_failed_check",
-        "fallback_minutes", "thresholds", "strictness", "limits",
+        "samples", "most_samples", "undecided", "new_tokens", "prompts", "data", "speed_tokens", "long_tokens", "bases",
+        "publish_unverified", "on_failed_check",
+        "fallback_minutes", "thresholds", "strictness", "limits", "tasks",
     }),
 }  # fmt: skip
 """Keys of ours that the output of a format's stage may depend on."""

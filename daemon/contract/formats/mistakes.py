@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
 """Of sections and their keys, which are fields of a model and parts of the variables CKPTD_SECTION__KEY."""
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_FOLDERS = ("rejected",)
+_FOLDERS = ("rejected", "answers")
 """Folders of an export that are no variant's."""
 _LARGEST_FACTOR = 1e6
 """Bytes a byte of weights: beyond it no estimate is meant."""

@@ -6,6 +6,7 @@ what published measurements of real models need: docs/validation.md, "Where the 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from daemon.contract.records import Record, Within
@@ -25,6 +26,17 @@ class Thresholds(Record):
     """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
     error: Annotated[float, Within(0)]
     """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
+    perplexity: Annotated[float, Within(1)] | None = None
+    """Largest perplexity of the texts' own tokens over the reference's; None for what follows from `kl` (`perplexity_ratio`)."""
+
+    @property
+    def perplexity_ratio(self) -> float:
+        """The ratio that counts: `perplexity`, else exp(√(2 · kl)).
+
+        By Pinsker's inequality a divergence of d nats moves a token's log-likelihood by about √(2d) either way, and a mean of such roots is
+        at most the root of the mean: so what keeps the limit of `kl` misses this one only where it is worst at the texts' own tokens.
+        """
+        return math.exp(min(math.sqrt(2 * self.kl), 700.0)) if self.perplexity is None else self.perplexity
 
     def scaled(self, strictness: Strictness) -> Thresholds:
         """The same class, taken more or less strictly (`FACTORS`). "normal" is the class itself, to the last bit."""
@@ -32,7 +44,8 @@ class Thresholds(Record):
         if factor == 1.0:
             return self
         agreement = round(max(0.0, 1 - factor * (1 - self.agreement)), 9)
-        return Thresholds(agreement=agreement, kl=factor * self.kl, error=factor * self.error)
+        perplexity = None if self.perplexity is None else self.perplexity**factor
+        return Thresholds(agreement=agreement, kl=factor * self.kl, error=factor * self.error, perplexity=perplexity)
 
 
 EXACT = Thresholds(agreement=0.97, kl=0.001, error=0.25)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
@@ -386,6 +386,98 @@ class WorstSample(Figures):
     """What the artifact chooses there, as text; equal where it is only less certain."""
 
 
+class Percentiles(Figures):
+    """How a figure of single positions is distributed, by llama.cpp's definitions. A value that they are too few for is null."""
+
+    mean: float
+    """Their mean."""
+    standard_error: float | None = None
+    """What llama.cpp prints behind "±": the standard error of the mean if positions were independent, which those of one text are not;
+    null from ten positions or fewer."""
+    maximum: float
+    """The largest."""
+    minimum: float
+    """The smallest."""
+    percentiles: dict[str, float | None]
+    """Percent ("99.9", "50") → value, interpolated between the two nearest; null where not even one position is expected beyond it."""
+
+
+class Flips(Figures):
+    """Where an artifact chooses otherwise than the live model, and which of the two is right, where that is known."""
+
+    positions: int
+    """Positions of this kind."""
+    flips: int
+    """Of these, with another choice."""
+    known: int
+    """Positions at which the right choice is known: the text's next token, or the data's label."""
+    lost: int | None = None
+    """Of these, where the live model alone is right; null where no right choice is known, as for the two below."""
+    gained: int | None = None
+    """Where the artifact alone is right."""
+    mcnemar_p: float | None = None
+    """McNemar's exact test of these two: how often chance alone makes them as different, if positions were independent."""
+
+
+class ConfidenceBucket(Flips):
+    """The positions at which the probability of the live model's choice is in a range."""
+
+    low: float
+    """Begin of the range, in it."""
+    high: float
+    """End of the range, not in it unless it is 1."""
+    kld_mean: float | None = None
+    """Mean divergence at these positions, in nats; null where there is none."""
+    kld_median: float | None = None
+    """Its median."""
+
+
+class Statistics(Figures):
+    """How the differences of single positions are distributed, with the names of llama.cpp's `perplexity --kl-divergence`. A name that is
+    missing does not fit the task; null are figures for which there are too few positions."""
+
+    kld: Percentiles | None = None
+    """KL(live ‖ artifact) of a position, in nats."""
+    kld_reversed: Percentiles | None = None
+    """KL(artifact ‖ live)."""
+    kld_worst: float | None = None
+    """Mean of the largest 1 % of `kld`; null from fewer than 100 positions."""
+    delta_p: Percentiles | None = None
+    """Δp: probability of the text's next token under the artifact minus that under the live model, from -1 to 1."""
+    delta_p_rms: float | None = None
+    """Root mean square of Δp."""
+    delta_p_rms_standard_error: float | None = None
+    """What llama.cpp prints behind "±" of it."""
+    ln_ppl_ratio: float | None = None
+    """ln(PPL(artifact)/PPL(live)), the mean difference of the negative log-likelihoods of the text's next tokens, in nats."""
+    ln_ppl_ratio_standard_error: float | None = None
+    """What llama.cpp prints behind "±" of it."""
+    ln_ppl_ratio_interval: tuple[float, float] | None = None
+    """95 % interval of `ln_ppl_ratio`, paired over the prompts; null where there is none."""
+    ppl_correlation: float | None = None
+    """Pearson's correlation of these negative log-likelihoods under both models; null where one of them is constant."""
+    same_top_p: float | None = None
+    """Share of positions with the same most likely choice: `agreement`."""
+    same_top_p_standard_error: float | None = None
+    """What llama.cpp prints behind "±" of it."""
+    top_k_agreement: tuple[float, ...] | None = None
+    """Share of positions whose K most likely choices are the same in the same order, for K = 1, 2, …"""
+    flips: Flips | None = None
+    """At all positions; of several labels at once, a text with another label is a flip."""
+    confident_flips: Flips | None = None
+    """At those where the probability of the live model's choice is at least 0.75."""
+    by_confidence: tuple[ConfidenceBucket, ...] | None = None
+    """The positions by the probability of the live model's choice."""
+    cosine: Percentiles | None = None
+    """Cosine of a vector with the live model's."""
+    error: Percentiles | None = None
+    """|Δ| of a text's number, in its own unit; of more than one number, the largest."""
+    correlation: float | None = None
+    """Pearson's correlation of the texts' numbers under both models; null for more than one number a text, or where one is constant."""
+    rank_correlation: float | None = None
+    """Spearman's correlation of the same."""
+
+
 class ForeignFigures(Figures):
     """What another program makes of the same artifact."""
 
@@ -451,6 +543,27 @@ class LongFigures(Likeness):
     """`kl` without these; null for a task without one."""
 
 
+class Decision(Figures):
+    """Whether a limit is kept, by bounds that hold for all texts like those that were read."""
+
+    limit: str
+    """`kl`, `agreement`, `perplexity`, `error`, or `fine_tuning`."""
+    value: float | None = None
+    """The figure over all texts read; null where it is no number."""
+    allowed: float
+    """The limit."""
+    low: float | None = None
+    """Lower bound of the figure; null where there are too few texts for one. Of `error` there is none."""
+    high: float | None = None
+    """Upper bound. Of `error`, of the share of positions at which an error can be beyond the limit."""
+    outcome: Literal["passed", "failed", "undecided"] = "undecided"
+    """What the bounds say; of `error`, what the positions that were read say."""
+    texts: int = 0
+    """Texts read until then; pieces of one count as one."""
+    looks: int = 1
+    """How often was looked."""
+
+
 class CheckFigures(Likeness):
     """What a check measured of an artifact, or the stage `merged` of the merged model. A name that is missing was not measured."""
 
@@ -514,6 +627,10 @@ class CheckFigures(Likeness):
     """On a long text; missing where none was looked at."""
     worst: WorstSample | None = None
     """Where the artifact is farthest from the live model; missing for a task without a choice."""
+    statistics: Statistics | None = None
+    """How its differences from the live model are distributed; missing in figures of ckptd 1.0."""
+    decisions: tuple[Decision, ...] = ()
+    """Of each limit whether it is kept, over these texts and those that were read on; all other figures are of the first texts alone."""
     notes: tuple[str, ...] = ()
     """What must be known of the figures although it decides no verdict, in sentences."""
     sample: SampleFigures | None = None
@@ -564,7 +681,45 @@ class SpeedFigures(Figures):
     """The processor of the machine that measured."""
 
 
-class ArtifactFigures(Speed, CheckFigures):
+class TaskFigures(Figures):
+    """What one of `[[validate.tasks]]` gave of a model, and how that stands to the live model's."""
+
+    metric: str | None = None
+    """What an item's score is."""
+    better: Literal["higher", "lower"] | None = None
+    """Which values are better."""
+    value: float | None = None
+    """Mean of the scores, by the items' weights; missing where the task could not be run."""
+    items: int | None = None
+    """Items that were scored."""
+    digest: str | None = None
+    """SHA-256 over the items' ids, in hex: figures of two exports are of the same items where it is equal."""
+    metrics: dict[str, float] | None = None
+    """Further figures as the task gave them, which nothing compares."""
+    by_text: dict[str, tuple[tuple[float, float], ...]] | None = None
+    """The task's name → (sum, weight) of each item, in the order of their ids; missing for the live model."""
+    live: float | None = None
+    """The live model's value; missing where that is not known."""
+    difference: float | None = None
+    """The value minus the live model's."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of `difference`, paired over the items; null where there is none."""
+    drop: float | None = None
+    """How much worse it may be; missing where no limit is set."""
+    undecided: bool | None = None
+    """Whether the interval holds that limit, so that the figure alone decided."""
+    failed: str | None = None
+    """Why the task could not be run, or not be compared, as a clause; missing where it could."""
+
+
+class EvaluationFigures(Figures):
+    """What a stage `evaluate-…` found."""
+
+    tasks: dict[str, TaskFigures] = {}
+    """Task → its figures, in the order of the configuration."""
+
+
+class ArtifactFigures(Speed, CheckFigures, EvaluationFigures):
     """All that is known of an artifact in the end: what its check measured and how fast it is. report.json has these in one object."""
 
 

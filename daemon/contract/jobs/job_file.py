@@ -24,6 +24,8 @@ class ChildLimits(Frozen):
     """Use the idle scheduling and I/O classes."""
     oom_score_adj: int = 800
     device: str = "cpu"
+    memory: int = 0
+    """Bytes that it may use, with all processes that it starts; 0: it was not told."""
     parent_pid: int = 0
     """The daemon's process id: a child that finds another parent ends itself. 0: no check."""
     resumable: bool = False

@@ -23,6 +23,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_serializer,
     model_validator,
@@ -120,14 +121,65 @@ class OwnLimits(Frozen):
     agreement: float | None = Field(default=None, ge=0, le=1)
     kl: float | None = Field(default=None, ge=0)
     error: float | None = Field(default=None, ge=0)
+    perplexity: float | None = Field(default=None, ge=1)
 
     @model_serializer(mode="wrap")
     def _what_is_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
+Undecided = Literal["figure", "accept", "reject"]
+"""What counts of a limit that the texts do not decide."""
+RESERVED = frozenset({"perplexity", "accuracy", "macro_f1", "exact_match", "chrf", "trainer", "quality"})
+"""Names that `select.best_by` and the figures of exports have for themselves."""
 PATH = "path"
 """Marks an option whose text is a path: relative to the configuration file, where it is set in one."""
+
+
+class Task(Frozen):
+    """Each of `[[validate.tasks]]`: an evaluation of the user's own."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
+    command: tuple[str, ...] = ()
+    """Program and arguments, which get an artifact as JSON on standard input and answer with JSON."""
+    harness: tuple[str, ...] = ()
+    """Tasks of lm-evaluation-harness, whose items count together."""
+    include: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
+    """Folder with task files for lm-evaluation-harness beside its own, as an absolute path."""
+    chat_template: bool = False
+    """Write the harness's prompts by the model's own chat template."""
+    limit: int = Field(default=0, ge=0)
+    """Items of each task of the harness; 0: all. A command gets it and may follow it."""
+    metric: Annotated[str, Field(max_length=100)] = ""
+    """What an item's score is; "": what a command calls it or else "score", and of the harness the task's first metric."""
+    better: Literal["higher", "lower"] = "higher"
+    """Of a command's score; the harness says it itself."""
+    variants: tuple[str, ...] = ()
+    """On which it is run beside the live model; none: on all that are exported."""
+    drop: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """How much worse than the live model's an artifact's figure may be, in the metric's own unit; not set: figures alone."""
+    limit_seconds: float = Field(default=3600.0, gt=0, le=1_000_000)
+    """How long it may take on one model."""
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Task:
+        if bool(self.command) == bool(self.harness):
+            raise ValueError("give exactly one of command and harness")
+        if any("\0" in word for word in (*self.command, *self.harness, self.include)) or not all((*self.command[:1], *self.harness)):
+            raise ValueError("a command begins with a program, a task of the harness has a name, and nothing has a byte 0")
+        if self.command and "/" in self.command[0] and not self.command[0].startswith("/"):
+            raise ValueError("a command begins with an absolute path, or with the name of a program of PATH: it runs in a temporary folder")
+        if (self.include or self.chat_template) and not self.harness:
+            raise ValueError("include and chat_template are for tasks of the harness alone")
+        if self.harness and self.better != "higher":
+            raise ValueError("better is for a command alone: the harness says itself which values are better")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_is_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is as by default, so that a later key changes no evaluation that was begun."""
+        values, fields = handler(self), type(self).model_fields
+        return {name: value for name, value in values.items() if name == "name" or getattr(self, name) != fields[name].default}
 
 
 class ValidateOptions(Frozen):
@@ -135,6 +187,11 @@ class ValidateOptions(Frozen):
 
     samples: int = Field(default=6, ge=1, le=256)
     """Prompts compared. Six give a few hundred positions in seconds on a small model."""
+    most_samples: int = Field(default=64, ge=1, le=1024)
+    """Prompts that are read at most, where `samples` of them leave open whether a limit is kept: then twice as many, and so on. None more
+    where it is no larger than `samples`."""
+    undecided: Undecided = "figure"
+    """Which verdict counts where that is open after all of them. "figure": that of the figures, "accept": passed, "reject": failed."""
     new_tokens: int = Field(default=24, ge=1, le=1024)
     """Tokens decoded greedily for each prompt."""
     prompts: Annotated[str, PATH] = ""
@@ -151,6 +208,9 @@ class ValidateOptions(Frozen):
     bases: bool = False
     """Compare the adapter on the base as it is stored, and after nf4, by the likelihood of the prompts. For language models whose base
     is not stored quantized; always done where `merge.base` is not "original". Two more passes over the prompts."""
+    keep_answers: bool = True
+    """Publish what the live model answers on the prompts beside the artifacts: `ckptd verify --deep` checks these again by it, and those
+    of other programs. At most 32 MiB of outputs. Whoever can read the export can read the prompts then."""
     publish_unverified: tuple[str, ...] = ()
     """Variants that are published even where no check could run, and called unverified. Without it what could not be compared is kept
     for `ckptd queue retry` and not published. For variants whose engine can't run on this machine and that you try elsewhere."""
@@ -164,9 +224,31 @@ class ValidateOptions(Frozen):
     """How strictly the limits of each variant's class are taken: `Thresholds.scaled` says by what rule."""
     limits: dict[str, OwnLimits] = Field(default_factory=dict)
     """Limits by variant that count in place of the class's."""
+    tasks: tuple[Task, ...] = ()
+    """Evaluations of the user's own, whose figures are compared item by item with the live model's."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds, validate_default=True)
     """The limits that count, of every variant: what follows from the two above, and what a job is judged by. As a key of the
     configuration it is `limits` by its name of 1.0.0."""
+
+    @property
+    def budget(self) -> int:
+        """Prompts that may be read."""
+        return max(self.samples, self.most_samples)
+
+    @field_serializer("thresholds")
+    def _what_is_limited(self, value: dict[str, Thresholds]) -> dict[str, dict[str, float]]:
+        """Written without the limits that are not set, so that a limit which is new changes no job's key."""
+        return {name: {key: limit for key, limit in vars(limits).items() if limit is not None} for name, limits in value.items()}
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_differ(cls, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        names = [task.name for task in tasks]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two have the name {twice!r}")
+        if taken := next((name for name in names if name in RESERVED), None):
+            raise ValueError(f"{taken!r} is the name of a figure that ckptd measures itself; choose another")
+        return tasks
 
     @field_validator("long_tokens")
     @classmethod

@@ -15,6 +15,7 @@ from daemon.contract.formats.catalog import Catalog, catalog, ordered
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import LONG_MEMORY, MIB, StageSpec
 from daemon.contract.formats.targets import made_for
+from daemon.contract.jobs.tasks import EVALUATE, LIVE, evaluated
 
 if TYPE_CHECKING:
     from daemon.contract.jobs.options import ExportOptions, Work
@@ -40,6 +41,8 @@ _MERGE = StageSpec(
 )  # fmt: skip
 TEXTS = ("validation.samples", "validation.prompts", "validation.data")
 """Settings that decide which texts are compared on and which calibrate."""
+DECIDING = ("validation.most_samples", "validation.undecided")
+"""Settings that decide how many more are read for a verdict, and which one counts where they don't suffice."""
 _CALIBRATION = StageSpec(
     "calibration", "handlers.validate.calibration:run", 1, needs=("merge",),
     about="the texts that quantized forms are calibrated with, none of which is compared on",
@@ -59,29 +62,40 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     checks = tuple(_check(variant) for variant in variants if variant.name not in merged)
     names = tuple(variant.name for variant in variants)
     checked = (*names, "reference", "merged", *(check.name for check in checks))
+    evaluations = (
+        StageSpec(
+            LIVE, "handlers.validate.tasks.stage:run_live", 1, needs=("merge", "reference"),
+            about="the tasks of [[validate.tasks]] on the live model, for those of each artifact to be compared with",
+            memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fixed=128 * MIB, resumable=True, settings=("validation.tasks", "merge.base"),
+            libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes"),
+        ),
+        *(_evaluation(variant, checks) for variant in variants),
+    )  # fmt: skip
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 7, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 8, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
-            memory_fixed=1200 * MIB, memory_fp32=1.3, memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
+            memory_fixed=1200 * MIB, memory_fp32=1.3, memory_long=LONG_MEMORY, disk_fixed=160 * MIB, layerwise=1,
             settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.long_tokens", "validation.bases",
                       "merge.base"),
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 7, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 8, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2,
             memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
-            settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
+            settings=(*(f"validation.thresholds.{name}" for name in merged), *DECIDING),
+            libraries=("torch", "transformers", "sentencepiece"),
         ),
         *checks,
+        *evaluations,
         StageSpec(
             "speed", "handlers.validate.speed:run", 1, needs=("merge", "reference"),
-            after=checked, alone=True, gpu=True,
+            after=(*checked, *(spec.name for spec in evaluations)), alone=True, gpu=True,
             about="every artifact's speed, in turns with PyTorch", memory_fixed=1400 * MIB, memory_fp32=2.5,
         ),
         StageSpec(
-            "report", "handlers.report.stage:run", 6, after=("merge", *checked, "speed"),
+            "report", "handlers.report.stage:run", 6, after=("merge", *checked, *(spec.name for spec in evaluations), "speed"),
             about="report.json, report.html and README.md",
             memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
             heavy=False, threads=1,
@@ -106,14 +120,27 @@ def _check(variant: Variant) -> StageSpec:
     pytorch = ("torch", "transformers") if limits.pytorch or limits.twin else ()
     libraries = tuple(dict.fromkeys(("sentencepiece", *pytorch, *variant.libraries)))
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 8, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 9, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,
         disk_fp32=limits.disk_fp32,
         layerwise=int(limits.layerwise),
-        settings=(f"validation.thresholds.{variant.name}",), libraries=libraries,
+        settings=(f"validation.thresholds.{variant.name}", *DECIDING), libraries=libraries,
         light=not pytorch, toolchain=limits.toolchain, gpu=limits.gpu,
+    )  # fmt: skip
+
+
+def _evaluation(variant: Variant, checks: Iterable[StageSpec]) -> StageSpec:
+    """The stage that runs the tasks on one artifact: with the memory of its check, after it, since what fails there need not be run."""
+    check = next((spec for spec in checks if spec.checks == variant.name), None)
+    return StageSpec(
+        f"{EVALUATE}{variant.name}", "handlers.validate.tasks.stage:run", 1,
+        needs=("reference", LIVE, variant.name), after=(check.name if check else "merged",),
+        about=f"the tasks of [[validate.tasks]] on {variant.name}, item by item beside the live model",
+        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, disk_fixed=128 * MIB, resumable=True,
+        settings=("validation.tasks", "merge.base"), libraries=check.libraries if check else ("torch", "transformers", "sentencepiece"),
+        light=check is not None and check.light, gpu=variant.limits.gpu,
     )  # fmt: skip
 
 
@@ -206,11 +233,12 @@ def with_fallbacks(variants: Iterable[str]) -> list[str]:
     return names
 
 
-def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) -> tuple[StageSpec, ...]:
+def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False, evaluate: Iterable[str] = ()) -> tuple[StageSpec, ...]:
     """The stages that make and check the variants `chosen`, in an order in which each follows what it needs.
 
     What another variant is made of is made too, but neither checked nor published. Of adapters alone the merged model is not run: they are
-    compared with the live one, and nobody gets the merge. `sharded`: of a checkpoint in pieces.
+    compared with the live one, and nobody gets the merge. `sharded`: of a checkpoint in pieces. `evaluate`: those of them that tasks of the
+    user's own are run on.
     Raises KeyError for a name that nobody has.
     """
     asked = tuple(chosen)
@@ -218,6 +246,8 @@ def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) ->
     if not asked or not all(is_over_base(name) for name in asked):
         wanted.add("merged")
     wanted |= {spec.name for spec in all_specs() if spec.checks in asked}
+    if names := [f"{EVALUATE}{name}" for name in evaluate]:
+        wanted |= {LIVE, *names}
     queue = list(asked)
     while queue:
         name = queue.pop()
@@ -232,4 +262,7 @@ def stage_names(work: Work, layout: str, added: Iterable[str] = ()) -> list[str]
     `added`: variants that are made, checked and published too, since they take the place of others.
     """
     chosen = (*effective_variants(work.export.variants, work.export.quantization), *added)
-    return [spec.name for spec in plan(chosen, speed=work.validation.speed_tokens > 0, sharded=layout in SHARDED)]
+    stages = plan(
+        chosen, speed=work.validation.speed_tokens > 0, sharded=layout in SHARDED, evaluate=evaluated(work.validation.tasks, chosen)
+    )
+    return [spec.name for spec in stages]

@@ -19,6 +19,17 @@ class Point(Frozen):
     model_config = ConfigDict(extra="ignore")
 
 
+class TaskPoint(Point):
+    """What one of `[[validate.tasks]]` measured an artifact by."""
+
+    metric: str = ""
+    """What an item's score is."""
+    more: bool = True
+    """Whether more is better."""
+    digest: str = ""
+    """Stands for the items: values can be compared where it is equal."""
+
+
 class ArtifactPoint(Point):
     """One artifact at one step; null was not measured."""
 
@@ -43,10 +54,12 @@ class ArtifactPoint(Point):
     speed_range: tuple[float, float] | None = None
     """The slowest and the fastest of the turns that the speed over PyTorch's is the median of."""
     quality: dict[str, float] = Field(default_factory=dict)
-    """The metrics of `run_figures.METRICS` that were measured."""
+    """The metrics of `run_figures.METRICS` that were measured, and the values of the user's own tasks, by their names."""
     by_text: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)
-    """The same for each text, as [sum, weight] (`daemon.contract.advice.paired`): what exports are compared by. Empty in reports of ckptd
-    1.0, and in `run_so_far` of a report."""
+    """The same for each text, or item of a task, as [sum, weight] (`daemon.contract.advice.paired`): what exports are compared by. Empty in
+    reports of ckptd 1.0, and in `run_so_far` of a report."""
+    tasks: dict[str, TaskPoint] = Field(default_factory=dict)
+    """Task → by what it measured, in the order of the configuration; what could not be run is missing."""
 
 
 class StepPoint(Point):
@@ -94,6 +107,8 @@ class RunFigures(Point):
     """The step that the trainer names as its best; null where it names none."""
     best_variant: str = ""
     """`select.best_variant`."""
+    best_task: str = ""
+    """The task that `select.best_by` names; "" where it names none."""
     folders: dict[str, str] = Field(default_factory=dict)
     """Id of an export's job → its folder, as a path from inside this export's; of those that are there."""
     latest: str = ""

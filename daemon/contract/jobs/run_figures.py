@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from daemon.contract.jobs.messages import Verdict
-from daemon.contract.jobs.points import MOST_STEPS, ArtifactPoint, StepPoint
+from daemon.contract.jobs.points import MOST_STEPS, ArtifactPoint, StepPoint, TaskPoint
 from daemon.contract.values import Json, digest_of, number_at, text_at, value_at, whole_at
 
 METRICS: tuple[tuple[str, bool], ...] = (
     ("perplexity", False), ("accuracy", True), ("macro_f1", True), ("exact_match", True), ("chrf", True),
 )  # fmt: skip
 """What says how good an artifact is by itself, and whether more is better; the first that was measured counts."""
+
+
+Rows: TypeAlias = tuple[tuple[float, float], ...]
 
 
 def point_of(report: object) -> StepPoint | None:
@@ -40,6 +43,7 @@ def point_of(report: object) -> StepPoint | None:
 def _artifact(row: Mapping[str, Any]) -> ArtifactPoint:
     figures = row.get("figures")
     quality = {name: _first(number_at(figures, name), number_at(figures, "scores", name)) for name, _ in METRICS}
+    tasks = _tasks(figures)
     return ArtifactPoint(
         verdict=text_at(row, "verdict") or "", published=row.get("published") is True,
         size_bytes=whole_at(row, "size_bytes"), kl=number_at(figures, "kl"),
@@ -47,9 +51,23 @@ def _artifact(row: Mapping[str, Any]) -> ArtifactPoint:
         tokens_per_second=number_at(figures, "tokens_per_second"),
         kl_interval=_span_at(figures, "kl_interval"), agreement_interval=_span_at(figures, "agreement_interval"),
         speed_range=_span_at(figures, "speed_over_pytorch_range"),
-        quality={name: value for name, value in quality.items() if value is not None},
-        by_text={**by_text(figures), **by_text(value_at(figures, "scores"))},
+        quality={name: value for name, value in quality.items() if value is not None}
+        | {name: value for name, (_, value, _) in tasks.items()},
+        by_text={**by_text(figures), **by_text(value_at(figures, "scores")), **{name: rows for name, (_, _, rows) in tasks.items()}},
+        tasks={name: point for name, (point, _, _) in tasks.items()},
     )  # fmt: skip
+
+
+def _tasks(figures: object) -> dict[str, tuple[TaskPoint, float, Rows]]:
+    """Task → by what it measured, its value, and that of each item; a name that is a metric's counts as none."""
+    given = value_at(figures, "tasks")
+    measured = {}
+    for name, task in given.items() if isinstance(given, Mapping) else ():
+        value, digest, better = number_at(task, "value"), text_at(task, "digest"), text_at(task, "better")
+        if value is not None and digest and better in ("higher", "lower") and name not in dict(METRICS):
+            rows = _rows(value_at(task, "by_text"), name)
+            measured[name] = (TaskPoint(metric=text_at(task, "metric") or "", more=better == "higher", digest=digest), value, rows or ())
+    return measured
 
 
 def _span_at(figures: object, name: str) -> tuple[float, float] | None:
@@ -62,12 +80,15 @@ def _span_at(figures: object, name: str) -> tuple[float, float] | None:
 
 def by_text(figures: object) -> dict[str, tuple[tuple[float, float], ...]]:
     """Metric → (sum, weight) of each text, as figures of a report have them; without what is of another kind, and without divergences."""
-    rows = value_at(figures, "by_text")
-    return {
-        name: tuple((float(row[0]), float(row[1])) for row in rows[name])
-        for name, _ in METRICS
-        if isinstance(rows, Mapping) and isinstance(rows.get(name), list) and all(map(_is_sum, rows[name]))
-    }
+    every = value_at(figures, "by_text")
+    return {name: rows for name, _ in METRICS if (rows := _rows(every, name)) is not None}
+
+
+def _rows(every: object, name: str) -> Rows | None:
+    rows = every.get(name) if isinstance(every, Mapping) else None
+    if not isinstance(rows, list) or not all(map(_is_sum, rows)):
+        return None
+    return tuple((float(row[0]), float(row[1])) for row in rows)
 
 
 def _is_sum(row: object) -> bool:
@@ -100,6 +121,16 @@ def latest(points: Iterable[StepPoint], most: int = MOST_STEPS) -> tuple[StepPoi
     for point in points:
         by_export.setdefault(point.export, point)
     return tuple(sorted(by_export.values(), key=lambda point: point.place)[-most:])
+
+
+def metrics_of(artifact: ArtifactPoint) -> tuple[str, ...]:
+    """By what it was measured, what counts most first: the user's own tasks, then `METRICS`."""
+    return (*artifact.tasks, *(name for name, _ in METRICS if name in artifact.quality))
+
+
+def more_is_better(artifact: ArtifactPoint, metric: str) -> bool:
+    """Whether more of a metric of `metrics_of` is better."""
+    return artifact.tasks[metric].more if metric in artifact.tasks else dict(METRICS)[metric]
 
 
 def is_measured(point: StepPoint) -> bool:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from daemon.contract.jobs.messages import StageFacts
+from daemon.contract.jobs.tasks import TaskTerms
 from daemon.contract.records import Record, Within, read_json
 
 
@@ -29,6 +31,8 @@ class CheckTerms(Protocol):
     def on_failed_check(self) -> str: ...
     @property
     def fallback_minutes(self) -> float: ...
+    @property
+    def tasks(self) -> Sequence[TaskTerms]: ...
 
 
 class Terms(Protocol):
@@ -72,12 +76,21 @@ class _Export(_Part):
     quantization: Literal["", "none", "fp16", "int8", "int4"]
 
 
+class _Task(_Part):
+    """Each of its `tasks`."""
+
+    name: str
+    variants: tuple[str, ...] = ()
+    drop: float | None = None
+
+
 class _Checks(_Part):
     """A job's `validation`, as the daemon writes it."""
 
     publish_unverified: tuple[str, ...]
     on_failed_check: Literal["fallback", "reject", "publish"]
     fallback_minutes: Annotated[float, Within(5e-324)]
+    tasks: tuple[_Task, ...] = ()
 
 
 class _Written(_Part):

@@ -14,6 +14,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.fallbacks import WayDown, way_down
 from daemon.contract.jobs.messages import ArtifactCheck, Outcome, StageFacts, StageResult, Status, Verdict
 from daemon.contract.jobs.plan import CHECK, check_of, effective_variants, find_spec, find_variant, variant_names
+from daemon.contract.jobs.tasks import EVALUATE, with_evaluation
 from daemon.contract.jobs.terms import CheckTerms, Judged, Terms
 from daemon.contract.values import Json
 
@@ -66,7 +67,7 @@ class StageEnd(Protocol):
 def way_down_of(work: Terms, stages: Mapping[str, StageEnd]) -> WayDown:
     """Which forms take the place of variants whose check failed, as far as the checks are there. `stages`: by their names."""
     results = {name: stage.result for name, stage in stages.items()}
-    given = _given(results)
+    given = _given(stages, work.validation)
     seconds = {name: result.seconds for name, result in results.items() if result}
     return way_down(_asked(work), given, seconds, work.validation, _lost(work.validation, stages, given))
 
@@ -150,7 +151,7 @@ def judge(facts: Judged, *, speeds: bool = True) -> tuple[ArtifactCheck, ...]:
     """One final check for each variant asked for, then for each that took the place of one: that of the stage that checks it where there
     is one, else what its absence means. `speeds`: with what the stage `speed` measured among their figures."""
     stages = stages_of(facts)
-    given = _given({name: stage.result for name, stage in stages.items()})
+    given = _given(stages, facts.work.validation)
     if speeds:
         _add_speeds(given, facts)
     return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
@@ -165,11 +166,10 @@ def _add_speeds(given: dict[str, ArtifactCheck], facts: Judged) -> None:
             given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **speed.written()}})
 
 
-def _given(results: Mapping[str, StageResult | None]) -> dict[str, ArtifactCheck]:
-    """Variant → the check that its stage gave."""
-    return {
-        check.variant: check for name, result in results.items() if result for check in result.checks if name == _checker(check.variant)
-    }
+def _given(stages: Mapping[str, StageEnd], rules: CheckTerms) -> dict[str, ArtifactCheck]:
+    """Variant → the check that its stage gave, with what the user's own tasks say."""
+    checks = (check for name, stage in stages.items() if stage.result for check in stage.result.checks if name == _checker(check.variant))
+    return {check.variant: with_evaluation(check, stages.get(f"{EVALUATE}{check.variant}"), rules.tasks) for check in checks}
 
 
 def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:

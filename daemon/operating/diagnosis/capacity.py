@@ -16,6 +16,7 @@ from daemon.contract import units
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.plan import plan
+from daemon.contract.jobs.tasks import evaluated
 from daemon.journal.attempts import Measured
 from daemon.journal.file.opening import reading
 from daemon.journal.overview import bases_used, measured_by_stage
@@ -50,7 +51,9 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
         else:
             (answer.problems if len(missing) == len(models) else answer.warnings).append(sentence)
     known = [model for model in models if not model.missing]
-    stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0)
+    stages = plan(
+        settings.variants, speed=settings.validate.speed_tokens > 0, evaluate=evaluated(settings.validate.tasks, settings.variants)
+    )
     measured = _ask_journal(settings, measured_by_stage) or {}
     total, _ = memory()
     allowed = int(total * settings.limits.memory_fraction)

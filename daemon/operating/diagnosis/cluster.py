@@ -19,6 +19,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import PROBE, PROBED, Probe, Probed
 from daemon.contract.jobs.plan import plan
+from daemon.contract.jobs.tasks import evaluated
 from daemon.contract.version import __version__
 from daemon.running.cluster.by_stage import queue_of, scheduler_of, terms_of
 from daemon.running.cluster.executor import environment_there, write_script
@@ -67,7 +68,10 @@ def examine_cluster(settings: Settings, scheduler: Scheduler | None = None) -> C
     except UsageError as error:
         return ClusterHere({}, (f"cluster: {error.fault.cause}; {error.fault.remedy}",))
     facts, problems, warnings = dict[str, str](), list[str](), list[str]()
-    stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0, sharded=True)
+    stages = plan(
+        settings.variants, speed=settings.validate.speed_tokens > 0, sharded=True,
+        evaluate=evaluated(settings.validate.tasks, settings.variants),
+    )  # fmt: skip
     used = {queue_of(settings.cluster, spec.name) for spec in stages}
     for queue in (queue for queue in ("", *settings.cluster.queues) if queue in used):
         name = f"{known.name} queue {queue}" if queue else known.name

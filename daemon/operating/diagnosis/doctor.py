@@ -28,6 +28,7 @@ from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.deliveries import doubts_of_deliveries, problems_of_deliveries
 from daemon.operating.diagnosis.owners import taken_runs
 from daemon.operating.diagnosis.readability import tried
+from daemon.operating.diagnosis.tasks import problems_of_tasks
 from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.diagnosis.trackers import doubts_of_trackers, problems_of_trackers
 from daemon.operating.disk_advice import advice
@@ -349,6 +350,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         if here.variants[name].check_toolchain != here.variants[name].toolchain  # said of what makes it already
     ]  # fmt: skip
     warnings += _toolchains_of_keys(settings)
+    warnings += problems_of_tasks(settings)
     warnings += [f"export.deploy: {why}" for why in lacking(settings.export.deploy, catalog()).values()]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")

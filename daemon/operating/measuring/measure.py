@@ -23,7 +23,8 @@ from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.benchmark import PEER, Bench, BenchedVariant, BenchMachine, BenchRequest, Measured, Measurements, Unit
 from daemon.contract.version import __version__
-from daemon.operating.measuring.children import Children, Progress, scratch
+from daemon.operating.measuring.children import Children
+from daemon.operating.measuring.stages import Progress, scratch
 from daemon.operating.measuring.subject import OPERATION, Choice, Export
 
 MEMORY = (FaultCode.MEMORY_LIMIT, FaultCode.MEMORY_UNEXPECTED, FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_PRESSURE)

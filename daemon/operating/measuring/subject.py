@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.disk.export_layout import MANIFEST, holds_exports, read_manifest
+from daemon.contract.disk.export_layout import ANSWERS, MANIFEST, holds_exports, read_manifest
 from daemon.contract.faults.errors import Fault, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
@@ -78,7 +78,7 @@ def _read(folder: Path) -> Export:
         sizes: dict[str, dict[str, int]] = {}
         for row in manifest["files"]:
             first, slash, _ = str(row["path"]).partition("/")
-            if slash:
+            if slash and first != ANSWERS:
                 sizes.setdefault(first, {})[str(row["path"])] = int(str(row["size"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         cause = f"its {MANIFEST} can't be read: {error if isinstance(error, OSError | ValueError) else 'it has no list of files'}"

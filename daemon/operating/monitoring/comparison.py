@@ -124,8 +124,8 @@ class Comparison:
     notes: tuple[str, ...]
     """Why some figures can't be compared, as sentences."""
     differences: Mapping[str, Mapping[str, ComparedFigure]]
-    """Variant → figure (`perplexity`, `accuracy`, `exact_match`, `chrf`, `speed_over_pytorch`) → what both say together; what can't be
-    compared is missing."""
+    """Variant → figure (`perplexity`, `accuracy`, `exact_match`, `chrf`, `speed_over_pytorch`, or a task's name) → what both say together;
+    what can't be compared is missing."""
 
 
 def compare(state: Path, a: str, b: str) -> Comparison:
@@ -149,6 +149,11 @@ def _differences(first: Json, second: Json, variant: str, *, speeds: bool) -> di
             between = difference(metric, mine.get(metric, ()), theirs.get(metric, ()))
             if between is not None:
                 figures[metric] = _figure(metric, between, more=more)
+    first_tasks, second_tasks = (at.artifacts[variant].tasks for at in (a, b))
+    for name in (name for name, task in first_tasks.items() if second_tasks.get(name) == task):  # the same items
+        between = difference(name, a.artifacts[variant].by_text[name], b.artifacts[variant].by_text[name])
+        if between is not None:
+            figures[name] = _figure(name, between, more=first_tasks[name].more)
     speed = _speeds(_turns(first, variant), _turns(second, variant)) if speeds else None
     return {**figures, **({SPEED: speed} if speed else {})}
 

@@ -35,8 +35,7 @@ from daemon.journal.file.opening import reading
 from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
-from daemon.watching.entries import names_in
-from daemon.watching.events.observers import innermost_first
+from daemon.watching.entries import innermost_first, names_in
 from daemon.watching.links import leading_out, link_above
 from daemon.watching.scan import Scanner, ScanRules, rules_of
 from daemon.watching.taking.entering import digest_of_fingerprint

@@ -46,7 +46,7 @@ _WAITS: dict[str, str] = {
     FaultCode.BASE_CHANGED: "waits for its base to settle",
     FaultCode.JOURNAL_UNAVAILABLE: "waits for the journal",
 }
-_FIGURES = {"kl": "KL", "agreement": "agreement", "error": "logit error"}
+_FIGURES = {"kl": "KL", "agreement": "agreement", "error": "logit error", "perplexity": "perplexity"}
 """Threshold → what it limits."""
 _THRESHOLD = re.compile(r"validate\.thresholds\.[\w-]+\.(\w+)")
 

@@ -45,7 +45,8 @@ class QualityOfArtifact:
     tokens_per_second: float | None
     speed_over_pytorch: float | None
     quality: Mapping[str, float]
-    """What was measured of the artifact itself: `perplexity`, `accuracy`, `macro_f1`, `exact_match`, `chrf`."""
+    """What was measured of the artifact itself: `perplexity`, `accuracy`, `macro_f1`, `exact_match`, `chrf`, and the values
+    of the tasks of `[[validate.tasks]]`, by their names."""
     kl_interval: tuple[float, float] | None = None
     """The 95 % interval of the divergence."""
     agreement_interval: tuple[float, float] | None = None
@@ -102,7 +103,7 @@ class RunQuality:
     variant: str | None
     """The variant by whose quality checkpoints are compared; null where they can't be."""
     metric: str | None
-    """What is compared, for example `perplexity`."""
+    """What is compared, for example `perplexity`, or the name of a task."""
     best: str | None
     """The export to deploy by it; null where that can't be said."""
     best_step: int | None
@@ -121,7 +122,7 @@ class NoFigures(UsageError):
     """A run has no export with a report."""
 
 
-def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str) -> RunQuality:
+def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str, best_task: str = "") -> RunQuality:
     """The one run that is meant: of the exports that a journal of the state directory knows, and of those in the output, which may be made
     by hand. Raises UsageError where that is none or more than one.
     """
@@ -137,10 +138,10 @@ def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str
             raise _not_one(f"no run {wanted!r} has an export", every)
     if len(runs) != 1:
         raise _not_one("there are several runs" if runs else "no export with a report is there", runs)
-    return _quality(runs, best_variant)
+    return _quality(runs, best_variant, best_task)
 
 
-def quality_in_journal(state: Path, wanted: str, best_variant: str, root: str = "") -> RunQuality:
+def quality_in_journal(state: Path, wanted: str, best_variant: str, root: str = "", best_task: str = "") -> RunQuality:
     """The same of a run of exactly this name, below `root` where several have it, of the exports alone that the daemon has made.
 
     Raises UsageError where there is none.
@@ -154,26 +155,26 @@ def quality_in_journal(state: Path, wanted: str, best_variant: str, root: str = 
         raise _not_one(f"no run {wanted!r} has an export", runs, NoFigures)
     if len(runs) != 1:
         raise _not_one("several roots have such a run", runs)
-    return _quality(runs, best_variant)
+    return _quality(runs, best_variant, best_task)
 
 
-def _quality(runs: Mapping[tuple[str, str], list[ReportRead]], best_variant: str) -> RunQuality:
+def _quality(runs: Mapping[tuple[str, str], list[ReportRead]], best_variant: str, best_task: str) -> RunQuality:
     ((root, run), reads) = next(iter(runs.items()))
-    return quality_of(root, run, reads, best_variant)
+    return quality_of(root, run, reads, best_variant, best_task)
 
 
-def quality_of(root: str, run: str, reads: Sequence[ReportRead], best_variant: str) -> RunQuality:
+def quality_of(root: str, run: str, reads: Sequence[ReportRead], best_variant: str, best_task: str = "") -> RunQuality:
     """What the reports of a run say, which are given in the order of training."""
-    figures = figures_of_run(reads, [(read.point.step, read.metadata) for read in reads], best_variant)
+    figures = figures_of_run(reads, [(read.point.step, read.metadata) for read in reads], best_variant, best_task)
     folders = {read.point.export: str(read.path) for read in reads}
-    stood = standing(figures.points, figures.trainers_best, best_variant)
+    stood = standing(figures.points, figures.trainers_best, best_variant, best_task)
     known = stood if isinstance(stood, Standing) else None
     return RunQuality(
         run=run, root=root, exports=tuple(_at_step(point, folders.get(point.export)) for point in figures.points),
         trainers_best=figures.trainers_best, variant=stood.variant, metric=stood.metric,
         best=known.pick.export if known else None, best_step=known.pick.step if known else None,
         equal=tuple(point.export for point in known.equal) if known else (),
-        sentence=advice(figures.points, figures.trainers_best, best_variant),
+        sentence=advice(figures.points, figures.trainers_best, best_variant, best_task),
         leader=known.leader.export if known else None,
         beside_leader={export: _beside(between, known.metric) for export, between in known.apart.items()} if known else {},
     )  # fmt: skip
@@ -205,7 +206,9 @@ def _at_step(point: StepPoint, folder: str | None) -> QualityAtStep:
     return QualityAtStep(
         id=point.export, step=point.step, ending=point.ending, status=point.status, finished=point.finished, loss=point.loss,
         comparison=point.comparison, folder=folder,
-        artifacts={variant: QualityOfArtifact(**quality.model_dump(exclude={"by_text"})) for variant, quality in point.artifacts.items()},
+        artifacts={
+            variant: QualityOfArtifact(**quality.model_dump(exclude={"by_text", "tasks"})) for variant, quality in point.artifacts.items()
+        },
     )  # fmt: skip
 
 

@@ -170,7 +170,8 @@ class Attempt(Protocol):
 
     @property
     def wait_handle(self) -> int | None:
-        """What poll(2) can wait on: a file descriptor that is readable when `poll` has news; None where only asking tells."""
+        """What poll(2) can wait on: a file descriptor that is readable when `poll` has news, and hung up at the end; None where only asking
+        tells."""
 
     def poll(self) -> StageResult | None:
         """Bring all of the above up to date; the result once nothing of the attempt runs any more, the same at every further call."""
@@ -215,10 +216,10 @@ class Executor(Protocol):
 
 
 def wait_for_news(attempts: Iterable[Attempt], seconds: float) -> None:
-    """Return when one of the attempts may have news, at the latest after `seconds`."""
+    """Return when one of the attempts may have ended, at the latest after `seconds`: how far they are can wait for as long."""
     poll = select.poll()
     for attempt in attempts:
         if (handle := attempt.wait_handle) is not None:
-            poll.register(handle, select.POLLIN)
+            poll.register(handle, 0)  # its end is always told
     poll.poll(1000 * seconds)
-    time.sleep(0.02)  # an attempt that talks a lot must not make the caller's loop spin
+    time.sleep(0.02)  # one that has closed it and has not ended yet must not make the caller's loop spin

@@ -76,6 +76,7 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
         limits=ChildLimits(
             threads=threads,
             device=spec.device(limits.device),
+            memory=bounds_of(limits).memory,
             resumable=spec.resumable,
             nice=NICE[priority],
             idle=priority == "idle",

@@ -27,7 +27,7 @@ from daemon.running.cluster.attempt import Clock, ClusterAttempt
 from daemon.running.cluster.link import Link
 from daemon.running.cluster.port import Ending, Resources, Scheduler
 from daemon.running.rules.resume_keys import library_version
-from daemon.system.processes.environment import IN_UTF_8
+from daemon.system.processes.environment import FIXED
 from daemon.toolchains.registry import HANDLERS, command_of
 
 MARGIN, SLACK = 1.5, 512 << 20
@@ -140,7 +140,7 @@ def _earlier(folder: Path) -> Orders | None:
 
 def environment_there(names: Sequence[str]) -> dict[str, str]:
     """Variables that a child gets beside those of its machine: what the configuration names, and nothing that is this box's."""
-    return {**{name: value for name in names if (value := os.environ.get(name)) is not None}, **IN_UTF_8, "PYTHONUNBUFFERED": "1"}
+    return {**{name: value for name in names if (value := os.environ.get(name)) is not None}, **FIXED, "PYTHONUNBUFFERED": "1"}
 
 
 def write_script(folder: Path, terms: Terms, environment: Mapping[str, str], *words: str) -> Path:

@@ -32,7 +32,7 @@ from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_BYTES, probe
 from daemon.system.logger import Logger
 from daemon.system.processes import procfs
-from daemon.system.processes.environment import IN_UTF_8, for_children
+from daemon.system.processes.environment import FIXED, for_children
 from daemon.toolchains.registry import command_of
 
 log = Logger("worker")
@@ -49,7 +49,7 @@ _ID = re.compile(r"local:(\d+):(\d+(?:\.\d+)?)")
 def environment_of(bounds: Bounds) -> dict[str, str]:
     """The variables that every child gets."""
     passed = for_children(os.environ, bounds.pass_environment)
-    return {**passed, **IN_UTF_8, large_pages.NAME: large_pages.added(passed.get(large_pages.NAME, "")), "PYTHONUNBUFFERED": "1"}
+    return {**passed, **FIXED, large_pages.NAME: large_pages.added(passed.get(large_pages.NAME, "")), "PYTHONUNBUFFERED": "1"}
 
 
 class Worker:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 NETWORK_TYPES = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "9p", "afs", "virtiofs"}
 )
@@ -29,6 +27,8 @@ class Mount(Protocol):
 
 def mounts() -> list[Mount]:
     """The table of mounts; no file system is asked."""
+    import psutil  # not for `ckptd explain`, which takes no longer than a moment
+
     return list(psutil.disk_partitions(all=True))
 
 

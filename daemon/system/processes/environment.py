@@ -31,8 +31,9 @@ _NOT = frozenset({"PYTHONWARNINGS", "PYTHONINSPECT"})
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
-IN_UTF_8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
-"""What every child gets beside it: libraries read templates and print texts in the encoding of the locale, whatever that is."""
+FIXED = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""What every child gets beside it: libraries read templates and print texts in the encoding of the locale, whatever that is. To look for
+plugins of pydantic, of which we use none, each child would read the metadata of all packages."""
 
 
 def for_children(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:

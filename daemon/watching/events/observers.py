@@ -23,7 +23,7 @@ from daemon.config.settings import WatchSettings
 from daemon.contract.faults.events import Event
 from daemon.system.filesystems.mounts import file_system_type, is_remote, mount_of, mounts
 from daemon.system.logger import Logger
-from daemon.watching.entries import is_ignored
+from daemon.watching.entries import innermost_first, is_ignored
 from daemon.watching.events.inotify import Directories, Hints, Role, limit_behind, role_of
 
 log = Logger("watch")
@@ -230,11 +230,6 @@ class Observers:
 
 
 _ENOUGH = {"watches": 524_288, "instances": 512}
-
-
-def innermost_first(roots: tuple[Path, ...]) -> list[Path]:
-    """Roots so ordered that the first one above a path is the nearest; each named once."""
-    return sorted(dict.fromkeys(roots), key=lambda root: -len(root.parts))
 
 
 class _MountTable:

@@ -36,7 +36,7 @@ class StoreOptions(Frozen):
     """Speak HTTP without TLS with another machine: contents go in clear, the secret does not. This machine needs no such leave."""
     ca_file: str = ""
     """Certificates (PEM) of the authority that the service's own is signed by; "": the system's."""
-    part_bytes: int = Field(default=8 << 20, ge=1024, le=32 << 20)
+    part_bytes: int = Field(default=S3_LEAST, ge=1024, le=32 << 20)
     """Bytes of one request of an upload: as much as a cut connection costs. S3 takes none below 5 MiB, and 10,000 for a file."""
 
     @field_validator("url")

@@ -18,13 +18,13 @@ def run_so_far(run: RunFigures | None, own: Json) -> RunSoFar | None:
     if run is None or mine is None or not run.points:
         return None
     points = latest([mine, *run.points])
-    outcome = standing(points, run.trainers_best, run.best_variant)
+    outcome = standing(points, run.trainers_best, run.best_variant, run.best_task)
     known = outcome if isinstance(outcome, Standing) else None
     return RunSoFar(
         points=tuple(map(_without_texts, points)), trainers_best=run.trainers_best, variant=outcome.variant,
         metric=outcome.metric, best=known.pick.export if known else None, best_step=known.pick.step if known else None,
         equal=tuple(point.export for point in known.equal) if known else (),
-        sentence=advice(points, run.trainers_best, run.best_variant),
+        sentence=advice(points, run.trainers_best, run.best_variant, run.best_task),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from daemon.contract.jobs import verdicts
 from daemon.contract.jobs.figures import (
     ArtifactFigures,
     Checking,
+    EvaluationFigures,
     Figures,
     LiveFigures,
     MergeFigures,
@@ -36,6 +37,7 @@ from daemon.contract.jobs.messages import (
     Verdict,
 )
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.jobs.tasks import LIVE
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.language.lists import names as list_names
 from daemon.contract.language.lists import sentences
@@ -47,7 +49,7 @@ from handlers.report import comparison, samples
 from handlers.report.advice import headline
 from handlers.report.advice.replacements import replaced
 from handlers.report.advice.so_far import run_so_far
-from handlers.report.content import machine
+from handlers.report.content import gate, machine
 from handlers.report.content.neighbours import neighbours
 from handlers.report.content.not_verified import blindness, not_verified
 from handlers.report.content.sanitize import clean
@@ -58,7 +60,7 @@ IDLE = 30.0
 """Seconds without an attempt that count as a pause: starting the next one takes less."""
 MOST_NAMES = 8
 """Figures that a warning names."""
-_MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": ReferenceFigures, "speed": SpeedFigures}
+_MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": ReferenceFigures, "speed": SpeedFigures, LIVE: EvaluationFigures}
 """Stage → its figures. Those of the checks are `Checking`; other stages' figures are for people alone."""
 
 
@@ -98,6 +100,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         wall_seconds=_worked(facts, moment),
         cpu_seconds=whole,
         checking_share=round(checking / whole, 4) if whole and checking is not None else None,
+        gate=gate.measured(),
         checkpoint=_checkpoint(facts.checkpoint),
         base=base,
         task=merge.task if merge else None,
@@ -238,7 +241,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
         size_bytes=size,
         size_ratio=round(size / base_bytes, 4) if size is not None and base_bytes else None,
         needs=translated_text(needs) if (needs := verdicts.needs(check)) else None,
-        limits=limits.model_dump() if limits else {},
+        limits={**vars(limits), "perplexity": limits.perplexity_ratio} if limits else {},
         figures=check.figures,
     )
 

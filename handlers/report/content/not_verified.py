@@ -53,6 +53,9 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
         yield _gap(check.variant, translated(what), why)
     if figures and figures.long is not None and check.verdict is not Verdict.FAILED:
         yield from _gaps_at_length(check.variant, figures.long)
+    for name, task in figures.tasks.items() if figures else ():
+        if task.failed is not None:
+            yield _gap(check.variant, translated("the task {name}").format(name=name), translated_text(task.failed))
     if variant and variant.elsewhere:
         yield _gap(check.variant, translated("other hardware"), translated_text(variant.elsewhere))
 

@@ -25,7 +25,7 @@ from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.content.places import KEPT, without_folders
 from handlers.report.model import Failure, Neighbour, Report
-from handlers.report.pages import caveats, charts
+from handlers.report.pages import caveats, charts, decided, distributions
 from handlers.report.usage import word
 
 
@@ -80,10 +80,13 @@ def render(report: Report) -> str:
         timeline=charts.timeline(report),
         loss=charts.loss_curve(report),
         run_lines=charts.run_lines(report),
-        lengths=lengths.sentences(report),
+        lengths=[*decided.sentences(report), *lengths.sentences(report)],
+        decided=decided.rows(report),
         compared=comparison.table(report.comparison),
         partings=comparison.partings(report),
         scores=comparison.scores(report),
+        distributions=distributions.groups(report),
+        tasks=comparison.tasks(report),
     )  # fmt: skip
 
 

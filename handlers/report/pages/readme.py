@@ -26,11 +26,11 @@ from daemon.contract.jobs.plan import check_of, find_variant
 from daemon.contract.units import is_number
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import lengths
+from handlers.report import comparison, lengths
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Artifact, Report
-from handlers.report.pages import caveats, html
+from handlers.report.pages import caveats, decided, html
 from handlers.report.usage import Usage, prose
 
 _SENTENCES = "modules.json"
@@ -48,7 +48,8 @@ def render(report: Report) -> str:
     return _filled(
         "readme.md", report, Usage(report),
         title=headline.title_line(report), places=target_rows(report), failures=html.roots(report), gaps=caveats.gaps(report),
-        lengths=lengths.sentences(report), of_run=headline.of_run_in_words(report),
+        lengths=[*decided.sentences(report), *lengths.sentences(report)], of_run=headline.of_run_in_words(report),
+        tasks=comparison.tasks(report),
     )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def _of_artifact(report: Report, artifact: Artifact) -> str:
     warnings = [warning for warning in report.warnings if warning.source in stages]
     usage = Usage(report, within=True)
     return _filled("variant.md", alone, usage, artifact=artifact, verdict=_VERDICTS[artifact.verdict], warnings=warnings,
-        length=lengths.sentence(artifact.measured.long or LongFigures()),
+        certain=decided.sentence(artifact), length=lengths.sentence(artifact.measured.long or LongFigures()),
     )  # fmt: skip
 
 

@@ -15,10 +15,13 @@ import numpy as np
 from daemon.contract.advice import paired
 from daemon.contract.jobs.figures import Figures, Likeness
 from handlers.models.probabilities import divergence, log_softmax
-from handlers.validate.arithmetic import intervals
+from handlers.validate.arithmetic import distribution, intervals
+from handlers.validate.arithmetic.correlation import spearman
+from handlers.validate.arithmetic.distribution import Positions
 from handlers.validate.engines.task_profile import Head
 
-_ROWS = 16
+_ROWS, _VALUES = 16, 1 << 16
+"""Rows that are compared at once, and values of them up to which there may be more rows: each step has its own cost."""
 SMALLEST_SPREAD = 0.05
 """Of numbers that a model gives, the smallest deviation they are measured in, as a share of their root mean square: where all texts
 score alike, rounding would look like an error."""
@@ -61,6 +64,8 @@ class Rows:
     """Mean |Δ| of each row (P,), in units of the outputs."""
     errors: np.ndarray
     """Largest |Δ| of each row (P,), in units of the outputs."""
+    positions: Positions
+    """What `distribution` makes its figures of."""
 
 
 @dataclass
@@ -77,6 +82,8 @@ class _Sums:
     surprise_other: float = 0.0
     error: float = 0.0
     """Sum of the mean |Δ| of its rows."""
+    largest: float = 0.0
+    """Largest |Δ| of an output."""
 
 
 class Comparison:
@@ -117,36 +124,40 @@ class Comparison:
             raise ValueError(f"its logits have the shape {other.shape}, the reference's {reference.shape}")
         if not (same_text and self._texts):
             self._texts.append(_Sums())
-        text, errors, means, divergences, agreeing = self._texts[-1], list[float](), list[float](), list[float](), 0
+        text, errors, means, agreeing, parts = self._texts[-1], list[float](), list[float](), 0, list[Positions]()
         if self._head == "vector":
             self._keep_vectors(reference, other, text)
-        for start in range(0, len(reference), _ROWS):
-            mine = reference[start : start + _ROWS].astype(np.float64)
-            theirs = other[start : start + _ROWS].astype(np.float64)
+        many = max(_ROWS, _VALUES // reference.shape[1])
+        for start in range(0, len(reference), many):
+            mine = reference[start : start + many].astype(np.float64)
+            theirs = other[start : start + many].astype(np.float64)
             if not np.isfinite(theirs).all():
                 raise NotFiniteError("its logits hold values that are not finite")
             difference = np.abs(mine - theirs)
             self._values += difference.size
             errors += difference.max(axis=1).tolist()
             means += difference.mean(axis=1).tolist()
-            agreeing += self._agreeing_rows(reference, start, mine, theirs)
-            if self._head == "choice":
-                mine, theirs = log_softmax(mine), log_softmax(theirs)
-                divergences += divergence(mine, theirs).tolist()
-                for row, token in following:
-                    if start <= row < start + len(mine):
-                        text.tokens += 1
-                        text.surprise -= float(mine[row - start, token])
-                        text.surprise_other -= float(theirs[row - start, token])
+            if self._head == "vector":
+                agreeing += self._near_rows(reference, start, theirs)
+            elif self._head == "choice":
+                inside = [(row - start, token) for row, token in following if start <= row < start + len(mine)]
+                parts.append(distribution.of_choices(mine, theirs, inside))
             elif self._head == "labels":
-                divergences += _label_divergence(mine, theirs).tolist()
+                parts.append(self._of_labels(mine, theirs))
+        positions = distribution.joined(parts) if parts else self._of_numbers(reference, other, errors)
+        divergences = positions.divergences.tolist()
+        agreeing += int((positions.choices[:, 0] == positions.choices[:, 1]).sum())
         self.positions += len(reference)
         text.positions += len(reference)
         text.agreeing += agreeing
         text.kl += sum(divergences)
+        text.tokens += len(positions.losses)
+        text.surprise += float(positions.losses[:, 0].sum())
+        text.surprise_other += float(positions.losses[:, 1].sum())
         text.error += sum(means)
         self._absolute += sum(means) * reference.shape[-1]
         self._error_max = max(self._error_max, *errors)
+        text.largest = max(text.largest, *errors)
         summary = PromptLikeness(
             positions=len(reference),
             agreement=self._share(agreeing, len(reference)),
@@ -154,15 +165,21 @@ class Comparison:
             error_max_absolute=max(errors),
             worst_position=int(np.argmax(errors)),
         )
-        return Rows(summary, np.array(divergences), np.array(means), np.array(errors))
+        return Rows(summary, positions.divergences, np.array(means), np.array(errors), positions)
 
-    def _agreeing_rows(self, reference: np.ndarray, start: int, mine: np.ndarray, theirs: np.ndarray) -> int:
-        if self._head == "choice":
-            return int((mine.argmax(axis=1) == theirs.argmax(axis=1)).sum())
-        if self._head == "labels":
-            return int(((mine >= self._borders) == (theirs >= self._borders)).all(axis=1).sum())
-        if self._head == "value":
-            return 0
+    def _of_labels(self, mine: np.ndarray, theirs: np.ndarray) -> Positions:
+        other = ((mine >= self._borders) != (theirs >= self._borders)).any(axis=1).astype(np.int64)
+        choices = np.stack([np.zeros_like(other), other], axis=1)
+        return Positions(divergences=_label_divergence(mine, theirs), backwards=_label_divergence(theirs, mine), choices=choices)
+
+    def _of_numbers(self, reference: np.ndarray, other: np.ndarray, errors: list[float]) -> Positions:
+        if self._head == "vector":
+            return Positions(cosines=np.array(self._cosines[-len(reference) :]))
+        single = reference.shape[1] == 1
+        return Positions(errors=np.array(errors), values=np.hstack([reference, other]).astype(np.float64) if single else np.zeros((0, 2)))
+
+    def _near_rows(self, reference: np.ndarray, start: int, theirs: np.ndarray) -> int:
+        """Count the vectors that are closer to their own counterpart than to any other."""
         likeness = _unit(theirs) @ _unit(reference.astype(np.float64)).T
         own = likeness[np.arange(len(theirs)), start + np.arange(len(theirs))]
         self._cosines += own.tolist()
@@ -190,7 +207,7 @@ class Comparison:
     def figures(self, logit_std: float) -> Likeness:
         """Give the pooled figures; agreement and kl are None where the head has none, and only vectors have cosines."""
         texts = self._texts
-        if len(self._single) > 1 and len(self._single) == len(self._vectors):
+        if self._one_vector_each():
             self._judge_among_prompts()
         figures = Likeness(
             agreement=self._share(sum(text.agreeing for text in texts), self.positions),
@@ -223,6 +240,23 @@ class Comparison:
         else:
             sums["error"] = [(text.error, text.positions) for text in texts]
         return {name: rounded(rows) for name, rows in sums.items() if np.isfinite(rows).all()}
+
+    def by_limit(self) -> dict[str, list[tuple[float, float]]]:
+        """Give, by limit, the sum and weight of each text of which its figure is made, the reference taken off; of `error` the largest."""
+        texts = self._texts
+        if self._one_vector_each():
+            self._judge_among_prompts()
+        sums = {"error": [(text.largest, float(text.positions)) for text in texts]}
+        if self._head != "value":
+            sums["agreement"] = [(float(text.agreeing), float(text.positions)) for text in texts]
+        if self._head in ("choice", "labels"):
+            sums["kl"] = [(text.kl, float(text.positions)) for text in texts]
+        if any(text.tokens for text in texts):
+            sums["perplexity"] = [(text.surprise_other - text.surprise, float(text.tokens)) for text in texts]
+        return sums
+
+    def _one_vector_each(self) -> bool:
+        return len(self._single) > 1 and len(self._single) == len(self._vectors)
 
     def _judge_among_prompts(self) -> None:
         """Of vectors of texts: whether each is closest to its own counterpart among those of all prompts."""
@@ -299,19 +333,6 @@ def distances(head: Head, reference: np.ndarray, other: np.ndarray) -> np.ndarra
         return _label_divergence(mine, theirs)
     gap = np.square(mine - theirs).mean(axis=1) if head == "value" else np.maximum(1.0 - (_unit(mine) * _unit(theirs)).sum(axis=1), 0.0)
     return gap
-
-
-def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Give Spearman's rank correlation of two series (N,); equal values share the mean of their ranks. None where one is constant."""
-    mine, theirs = (_ranks(series) - (len(series) - 1) / 2 for series in (first, second))
-    length = float(np.sqrt((mine**2).sum() * (theirs**2).sum()))
-    return float((mine * theirs).sum() / length) if length > 0 else None
-
-
-def _ranks(series: np.ndarray) -> np.ndarray:
-    _, places, counts = np.unique(series, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[places]
-    return ranks
 
 
 def _exponential(nats: float) -> float:

@@ -85,6 +85,15 @@ class FineTuning:
         )
         return figures if math.isfinite(figures.fine_tuning or 0.0) else CheckFigures()
 
+    def by_limit(self) -> dict[str, list[tuple[float, float]]]:
+        """Give for each text what the share is a ratio of, over all texts; nothing where `figures` gives nothing."""
+        if not self.figures().has("fine_tuning"):
+            return {}
+        _, from_live, from_base, there, back = np.array([text.sums for text in self._texts]).T
+        apart = there if from_live.sum() > from_base.sum() else back
+        parts = (apart + from_base - from_live) / 2
+        return {"fine_tuning": [(float(part), float(weight)) for part, weight in zip(parts, apart, strict=True)]}
+
 
 def _shares(sums: np.ndarray) -> np.ndarray:
     """Give the share of each row (N, 5) of sums. A distance is not symmetric: the one that makes both ends exact is taken."""

@@ -15,9 +15,9 @@ import numpy as np
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import EXACT_CACHE, Limits
-from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
+from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness, SampleFigures, Statistics
 from handlers.validate import findings
-from handlers.validate.arithmetic import growth
+from handlers.validate.arithmetic import distribution, growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, in_deviations, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
 from handlers.validate.checks import media, stock_generation, wide, worst
@@ -82,6 +82,27 @@ class Examination(Compared):
     """Why nobody knows what it makes of pictures or sounds, where it should read them."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
+    compared: Comparison | None = None
+    """What the comparison with the live model adds up, to be gone on with; None where none was made."""
+    tuned: FineTuning | None = None
+    """The same of the share of the fine-tuning."""
+    unit: float = 1.0
+    """Standard deviation of the live model's outputs."""
+    decisions: tuple[Decision, ...] = ()
+    """What the looks before the last one decided."""
+    look: int = 0
+    """Number of the last look, of `looks`: 0 is that at the texts that all figures are of."""
+    looks: int = 1
+    """How many there may be."""
+    stopped: str | None = None
+    """Why no more texts are read though a limit is undecided and the budget is not spent, as a clause."""
+
+    def by_limit(self) -> dict[str, list[tuple[float, float]]]:
+        """Give, by limit, the sums and weights of all texts that were read; errors in standard deviations."""
+        sums = self.compared.by_limit() if self.compared else {}
+        if "error" in sums:
+            sums["error"] = [(in_deviations(largest, self.unit), weight) for largest, weight in sums["error"]]
+        return sums | (self.tuned.by_limit() if self.tuned else {})
 
 
 @dataclass(frozen=True)
@@ -119,6 +140,7 @@ def examine(
     result.findings += [findings.changed("generation", fault, "settings of generation")] if fault else []
     result.notes += known
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
+    result.compared, result.tuned, result.unit = live, tuned, reference.logit_std
     tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
@@ -135,7 +157,7 @@ def examine(
             of_examination(worker, reference.samples[number : number + GROUP], drafts, beside, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
-        with _comparable():
+        with comparable():
             rows.append(live.add(wanted, logits, reference.following(sample), same_text=sample.piece))
             if tied is not None and sample.rounded is not None:
                 tied.add(np.load(sample.rounded), logits, reference.following(sample))
@@ -172,6 +194,7 @@ def examine(
         sample=samples[0] if samples else None,
         samples=samples,
     )
+    result.figures = result.figures.plus(statistics=_statistics(reference, rows, result.figures))
     if seen is not None:
         result.figures = result.figures.plus(media=seen)
     if tied is not None:
@@ -179,6 +202,12 @@ def examine(
     if (worst_sample := worst.find(worker, reference, rows, outputs)) is not None:
         result.figures = result.figures.plus(worst=worst_sample)
     return result
+
+
+def _statistics(reference: Reference, rows: list[Rows], figures: Likeness) -> Statistics:
+    """Give how the differences of single positions are distributed; of a classifier, the label of the data is the right choice."""
+    right = [[(0, sample.label)] if sample.label is not None else reference.following(sample) for sample in reference.samples]
+    return distribution.statistics([row.positions for row in rows], right, figures.perplexity_ratio_interval)
 
 
 def _rare(reference: Reference, room: int | None) -> LongText | None:
@@ -285,7 +314,7 @@ def logits_file(folder: Path, number: int) -> Path:
 
 
 @contextlib.contextmanager
-def _comparable() -> Iterator[None]:
+def comparable() -> Iterator[None]:
     """Outputs that can't be compared are the artifact's failure."""
     try:
         yield

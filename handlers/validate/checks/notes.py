@@ -5,59 +5,47 @@ Called by `verdict` once the figures are there. Each note is a sentence with the
 
 from __future__ import annotations
 
-from daemon.contract.formats.thresholds import Thresholds
-from daemon.contract.jobs.figures import CheckFigures, Likeness
+from collections.abc import Sequence
+
+from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness
+from daemon.contract.jobs.options import Undecided
 from handlers.validate.arithmetic import growth
 
-EVEN = 0.2
-"""Share of the limit of `kl`: where its 95 % interval ends below it, choices that differ are, on average, between answers that are almost
-equally likely."""
 NOISE = 1e-4
 """Largest error, in standard deviations of the logits, that fp32 arithmetic in another order makes in sound models (measured: up to
 0.00007, in a mixture of experts). Wrong positions make at least a hundred times that."""
 OWN_DATA = "give prompts of the run's own data in validate.prompts"
 
 
-def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds | None, *, failed: bool) -> list[str]:
-    """Give all notes. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the artifact did, and
-    the reasons say why; then only what is unsure of that is left to say."""
-    unsure = _unsure(figures, thresholds)
-    if thresholds is not None and not failed and (sentence := _even(figures, thresholds)):
-        unsure.append(sentence)
-    return unsure if failed else [*unsure, *(_blind(figures, base) if base else []), *_growing(figures)]
+def notes(figures: CheckFigures, base: Likeness | None, *, failed: bool) -> list[str]:
+    """Give what the figures can't show. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the
+    artifact did, and the reasons say why; then there is nothing left to say."""
+    return [] if failed else [*(_blind(figures, base) if base else []), *_growing(figures)]
 
 
-def even(figures: Likeness, thresholds: Thresholds) -> bool:
-    """Tell whether the divergence is certainly so small that choices that differ say nothing of the artifact: not from one prompt alone."""
-    return figures.kl_interval is not None and figures.kl_interval[1] <= EVEN * thresholds.kl
+_NAMES = {"kl": "KL", "agreement": "agreement", "perplexity": "perplexity ratio", "fine_tuning": "share of the fine-tuning"}
+_WINS = {"figure": "the figure counts", "accept": "it counts as kept", "reject": "it counts as missed"}
 
 
-def _even(figures: CheckFigures, thresholds: Thresholds) -> str | None:
-    """Of an artifact that passed: that its agreement was not judged."""
-    if figures.agreement is None or figures.agreement >= thresholds.agreement:
-        return None
-    return (
-        f"agreement {figures.agreement:.3g} is below the limit {thresholds.agreement:.3g} and does not count: the divergence of"
-        f" {figures.kl:.3g} nats is certainly at most a fifth of its limit, so choices that differ are between almost equally likely"
-        " answers"
-    )
+def undecided(decisions: Sequence[Decision], wins: Undecided, stopped: str | None) -> list[str]:
+    """Give the limits of which the texts do not say whether they are kept. `stopped`: why no more texts were read, as a clause."""
+    why = f"; no more were read, because {stopped}" if stopped else ""
+    return [
+        f"{_NAMES[decision.limit]} {_number(decision.value)}, {_between(decision)}, limit {decision.allowed:.3g}: undecided after"
+        f" {decision.texts} prompts{why}; by validate.undecided {_WINS[wins]}"
+        for decision in decisions
+        if decision.outcome == "undecided" and decision.texts
+    ]
 
 
-def _unsure(figures: CheckFigures, thresholds: Thresholds | None) -> list[str]:
-    """Give figures whose interval holds the limit."""
-    if thresholds is None:
-        return []
-    sentences = []
-    for name, value, interval, limit in (
-        ("KL", figures.kl, figures.kl_interval, thresholds.kl),
-        ("agreement", figures.agreement, figures.agreement_interval, thresholds.agreement),
-    ):
-        if value is not None and interval is not None and interval[0] < limit < interval[1]:
-            sentences.append(
-                f"{name} {value:.3g}, 95 % {_span(interval)}, limit {limit:.3g}: {figures.texts} prompts are too few to be sure;"
-                " raise validate.samples"
-            )
-    return sentences
+def _between(decision: Decision) -> str:
+    if decision.low is None or decision.high is None:
+        return "without bounds"
+    return f"certainly between {_span((decision.low, decision.high))}".replace(" to ", " and ")
+
+
+def _number(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.3g}"
 
 
 def _blind(figures: CheckFigures, base: Likeness) -> list[str]:

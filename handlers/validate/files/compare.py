@@ -50,10 +50,13 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
         if wanted.asked is not None and wanted.answered is not None:
             transcript = worker.ask(wanted.asked)
             result.findings += artifact.tokenizer(known, made, transcript)
+            result.add(artifact.seen_by_nobody(artifact.tokenizer_settings(known, transcript)))
             result.notes += artifact.apart(transcript)
-        result.findings += [*artifact.templates(), *artifact.copies(), *artifact.strays()]
+        result.findings += artifact.templates()
+        result.add(artifact.seen_by_nobody([*artifact.copies(), *artifact.strays()]))
         result.add(artifact.modelfile(known))
-    result.findings += [*artifact.generation(), *artifact.runtime(known), *artifact.config()]
+    result.findings += [*artifact.generation(), *artifact.runtime(known)]
+    result.add(artifact.seen_by_nobody(artifact.config()))
     return result
 
 
@@ -92,17 +95,29 @@ class _Folder:
         if clauses:
             clauses = list(dict.fromkeys(clauses))
             problems.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
+        return problems
+
+    def seen_by_nobody(self, problems: list[Finding]) -> Compared:
+        """Give what nothing that is run shows: findings, and notes where another program made the artifact."""
+        if self.wanted.foreign:
+            return Compared(notes=[problem.reason for problem in problems])
+        return Compared(findings=problems)
+
+    def tokenizer_settings(self, known: Path, transcript: Transcript) -> list[Finding]:
+        """Compare tokenizer_config.json."""
+        wanted = self.wanted
+        assert wanted.answered is not None
         if (self.path / TOKENIZER_CONFIG).is_file():
             said = wanted.tokenizer_config or {}
-            canonical = values(places[-1]) if places else {}
+            canonical = next((values(known / name) for name in (STORED, CANONICAL) if (known / name).is_file()), {})
             also = readable_tokenizer(said, canonical)
             if transcript.foreign and tokenizer.puts_first(wanted.answered, said.get("bos_token"), canonical):
                 also = {**also, "add_bos_token": True}  # a runtime that goes by it must be told
             if fault := generation.tokenizer_difference(values(self.path / TOKENIZER_CONFIG), said, also):
-                problems.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
+                return [findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG)]
         elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):
-            problems.append(findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder"))
-        return problems
+            return [findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder")]
+        return []
 
     def apart(self, transcript: Transcript) -> list[str]:
         """Give what its own implementation of the tokenizer reads otherwise."""
@@ -192,7 +207,7 @@ class _Folder:
         if difference is None and not own:
             tensors = self._tensors()
             stored = {tensor.dtype for tensor in tensors.values()}
-            difference = configs.form_fault(mine, self.wanted.config, stored)
+            difference = configs.form_fault(mine, self.wanted.config, stored) or configs.tied_fault(mine, self.path, tensors)
             if difference is None and mine.get("quantization_config") != self.wanted.config.get("quantization_config"):
                 renamed = self.read.modules or {}
                 difference = quantization.fault(mine, {renamed.get(name, name): tensor for name, tensor in tensors.items()}, self.path)
@@ -202,7 +217,7 @@ class _Folder:
         """Compare Ollama's Modelfile, where there is one."""
         path, wanted = self.path / ollama.NAME, self.wanted
         if not path.is_file():
-            lost = self._kind(ollama.NAME) is not None
+            lost = self._kind(ollama.NAME) is not None and not wanted.foreign
             return Compared(findings=[findings.changed("runtime", f"it lacks its {ollama.NAME}", "folder")] if lost else [])
         modelfile, tokens = ollama.read(path.read_text(encoding="utf-8", errors="replace")), _texts(known)
         sizes = (setting(wanted.config, key) for key in (*runtime.POSITIONS, "sliding_window"))

@@ -62,6 +62,9 @@ class Expected(Frozen):
     """Paths of the files beside the weights that an artifact may have from the checkpoint, its base or the merged model."""
     code: dict[str, str] = Field(default_factory=dict)
     """Python file → its `fingerprint`, of the model's own code."""
+    foreign: bool = False
+    """The artifact comes from another program, which writes settings in its own way and other files beside them: what nothing that is run
+    shows is a note there."""
 
 
 def write(

@@ -8,10 +8,13 @@ that older releases of transformers know may be added, with the values that belo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+from daemon.contract.models.safetensors import TensorInfo
 from daemon.contract.values import Json
+from handlers.models.files import setting
 from handlers.models.releases.older_readers import UntranslatableError, translated
 from handlers.validate.folders.wording import NOTHING, instead
 
@@ -19,6 +22,9 @@ OWN = ("dtype", "torch_dtype", "quantization_config", "transformers_version", "_
 """Keys that a form has of its own, or that decide nothing."""
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Type in a safetensors file → its name in config.json."""
+_HEADS, _EMBEDDINGS = ("lm_head.weight",), ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+COMPARED = 64 << 20
+"""Bytes of a head and an embedding that are compared."""
 _ODD = (UntranslatableError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -48,6 +54,24 @@ def form_fault(config: Json, wanted: Json, stored: Collection[str]) -> str | Non
     if not floats or mine is None or mine in types:
         return None
     return f"its config.json says dtype {mine}, and its weights are stored in {', '.join(sorted(filter(None, types)))}"
+
+
+def tied_fault(config: Json, folder: Path, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """Say that a config.json calls head and embedding the same, and the folder's safetensors files hold both, unlike each other, as a
+    clause: some releases of transformers, and converters, take one for both."""
+    if not setting(config, "tie_word_embeddings"):
+        return None
+    head, embedding = (next((info for name, info in tensors.items() if name.endswith(ends)), None) for ends in (_HEADS, _EMBEDDINGS))
+    if head is None or embedding is None or _bytes(folder, head) == _bytes(folder, embedding):
+        return None
+    return "its config.json says that the head is the embedding (tie_word_embeddings), and its files hold another head"
+
+
+def _bytes(folder: Path, info: TensorInfo) -> bytes:
+    """Give the numbers of a tensor: their first ones, which are enough to tell two matrices apart."""
+    with (folder / info.file).open("rb") as stream:
+        stream.seek(info.start)
+        return stream.read(min(info.end - info.start, COMPARED))
 
 
 def _dtype(config: Json) -> str | None:

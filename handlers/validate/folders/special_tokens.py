@@ -16,13 +16,15 @@ from handlers.models.files import has_tokenizer, setting
 from handlers.texts.reading import values
 from handlers.validate.folders.wording import NOTHING, instead
 
+CONFIG = "config.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _TOKENIZER, _OLDER = "tokenizer_config.json", "special_tokens_map.json"
 
 
 def expected(pin: Path, base: Path | None) -> Json:
-    """Give what artifacts of a checkpoint must name: `ids` by the key of generation_config.json, `names` by that of tokenizer_config.json.
+    """Give what artifacts of a checkpoint must name: `ids` by the key of generation_config.json, `names` by that of tokenizer_config.json,
+    and `config`, the ids that config.json has whatever generation_config.json says: some readers go by it alone.
 
     As the live model, they are the checkpoint's own where it has them, else the base's.
     """
@@ -33,8 +35,9 @@ def expected(pin: Path, base: Path | None) -> Json:
     for folder in tokenizers:
         files |= {name: values(folder / name) for name in (_TOKENIZER, _OLDER) if (folder / name).is_file()}
     return {
-        "ids": _ids(values(generation / "generation_config.json"), values(folders[-1] / "config.json")),
+        "ids": _ids(values(generation / "generation_config.json"), values(folders[-1] / CONFIG)),
         "names": _names(files.get(_TOKENIZER, {}), files.get(_OLDER, {})),
+        "config": _ids({}, values(folders[-1] / CONFIG)),
     }
 
 
@@ -44,9 +47,14 @@ def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None =
     if wanted is None:
         return None
     wrong = []
-    if (folder / "config.json").is_file():
-        numbers = _ids(values(folder / "generation_config.json"), values(folder / "config.json"))
+    if (folder / CONFIG).is_file():
+        numbers, own = (_ids(said, values(folder / CONFIG)) for said in (values(folder / "generation_config.json"), {}))
         wrong += [(key, numbers.get(key), value) for key, value in wanted["ids"].items() if numbers.get(key) != value]
+        named = {key for key, *_ in wrong}
+        wrong += [
+            (f"config.json's {key}", own[key], value)
+            for key, value in wanted.get("config", {}).items() if key in own and key not in named and own[key] != value
+        ]  # fmt: skip
     config = values(folder / _TOKENIZER)
     names = _names(config, values(folder / _OLDER))
     whole = "tokenizer_class" in config  # what another program writes under this name may leave tokens out

@@ -73,9 +73,12 @@ class WorkerRefused(WorkerFailed):
 class EngineWorker:
     """One engine in a child process; it takes `Load` first, then the other requests of `protocol`."""
 
-    def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits, *, toolchain: Path | None = None) -> None:
-        """Start it with the Python of the toolchain in `toolchain`, by default with that of this stage. `folder` is for its files."""
-        toolchain = toolchain or use.own()
+    def __init__(
+        self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits, *, toolchain: Path | None = None, python: str = ""
+    ) -> None:
+        """Start it with the Python of the toolchain in `toolchain`, by default with that of this stage, or with `python`, where this stage
+        runs in a toolchain and that is the one of the main environment. `folder` is for its files."""
+        toolchain = toolchain or (None if python else use.own())
         self.name = name
         self.folder = spec.folder
         self._buffer = b""
@@ -96,7 +99,7 @@ class EngineWorker:
                 self._process: subprocess.Popen[bytes] | warm.Forked = warm.fork(lambda: worker.main(str(spec_file)), errors.fileno())
                 return
             self._process = subprocess.Popen(
-                use.command(toolchain, MODULE, str(spec_file)),
+                use.command(toolchain, MODULE, str(spec_file), python=python),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=use.environment(toolchain),
             )  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from handlers.validate.engines.arrays import largest_difference, row_differences
 from handlers.validate.engines.registry import Engine
+from handlers.validate.workers.stopwatch import Stopwatch
 
 Choose = Callable[[np.ndarray, Sequence[int]], int]
 
@@ -261,19 +262,19 @@ class Begun:
 
 def begin(engine: Engine, prompts: Sequence[Sequence[int]]) -> Begun:
     """Run the prompts' pass."""
-    started = time.perf_counter()
+    watch = Stopwatch()
     batch = Batch(engine, prompts)
     batch.prefill = batch.prefill[:, -1:].copy()
-    return Begun([list(prompt) for prompt in prompts], batch, time.perf_counter() - started)
+    return Begun([list(prompt) for prompt in prompts], batch, watch.lap())
 
 
 def timed(batch: Batch, count: int) -> float:
     """Give seconds of `count` single-token greedy steps after the prompts' pass, in each of which every row advances."""
-    started = time.perf_counter()
+    watch = Stopwatch()
     rows = batch.prefill[:, -1]
     for _ in range(count):
         rows = batch.advance([[int(token)] for token in np.argmax(rows, axis=-1)])[:, -1]
-    return time.perf_counter() - started
+    return watch.lap()
 
 
 def cache_errors(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps: int) -> list[float]:

@@ -7,7 +7,6 @@ rows, for the start and the end.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ from handlers.validate.engines.arrays import largest_difference
 from handlers.validate.engines.registry import EncoderEngine
 from handlers.validate.workers.protocol import Decoding, LongPass
 from handlers.validate.workers.seq2seq_decoding import padded
+from handlers.validate.workers.stopwatch import Stopwatch
 
 Pooling = Callable[[np.ndarray, np.ndarray], np.ndarray]
 TOKENS_A_PASS = 8
@@ -71,10 +71,10 @@ class EncoderDriver:
 
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: one pass over the texts, then one for every TOKENS_A_PASS of `tokens`."""
-        started = time.perf_counter()
+        watch = Stopwatch()
         self._batch(rows, None, "right")
-        once = time.perf_counter()
+        once = watch.lap()
         passes = max(1, tokens // TOKENS_A_PASS)
         for _ in range(passes):
             self._batch(rows, None, "right")
-        return once - started, time.perf_counter() - once, passes * sum(map(len, rows))
+        return once, watch.lap(), passes * sum(map(len, rows))

@@ -16,6 +16,7 @@ from handlers.validate.engines.registry import Seq2SeqEngine
 from handlers.validate.workers.decoding import Decoded
 from handlers.validate.workers.long_pass import steps
 from handlers.validate.workers.protocol import Decoding, LongPass
+from handlers.validate.workers.stopwatch import Stopwatch
 
 
 class Translation:
@@ -135,10 +136,10 @@ class Seq2SeqDriver:
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: the sources' encoding and the first target token, then the tokens after it; no end token ends it."""
         rules = self._engine.rules
-        started = time.perf_counter()
+        watch = Stopwatch()
         run = Translation(self._engine, rows, self._engine.ways[0])
         last = run.advance([[rules.start]] * len(rows))[:, -1]
-        prefilled = time.perf_counter()
+        prefill = watch.lap()
         for place in range(tokens):
             last = run.advance([[rules.choose(row, place)] for row in last])[:, -1]
-        return prefilled - started, time.perf_counter() - prefilled, len(rows) * tokens
+        return prefill, watch.lap(), len(rows) * tokens

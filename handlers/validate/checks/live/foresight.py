@@ -60,6 +60,12 @@ def of_answers(worker: EngineWorker, requests: Sequence[Greedy]) -> None:
     _tell(worker, requests, lambda share, what: None)
 
 
+def of_passes(worker: EngineWorker, samples: Sequence[Sample], progress: Progress, *, bare: bool) -> None:
+    """Tell a model that it will be asked for one pass over each of these samples, and for one without the adapter."""
+    passes = [Teacher(ids=sample.ids, targets=sample.tokens, keep=[], out="") for sample in samples]
+    _tell(worker, [*passes, *(request.model_copy(update={"bare": True}) for request in passes if bare)], progress)
+
+
 def _tell(worker: EngineWorker, requests: Sequence[Request[Any]], progress: Progress) -> int:
     """Tell a model what it will be asked; give the passes that it went ahead with over its weights."""
     going = worker.ask(Ahead(requests=[request.line for request in requests]))

@@ -124,20 +124,20 @@ class LiveModel:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """How the live model is asked each prompt."""
 
     live: EngineWorker
     subject: ValidatedTask
     readable: bool
-    special: _Special
+    special: Special
     room: int
     """Tokens of the largest prompt."""
     count: int
     """New tokens."""
     positions: int
     """Most rows that are kept of a prompt."""
-    base_texts: BaseTexts
+    base_texts: BaseTexts = field(default_factory=BaseTexts)
 
     @property
     def least(self) -> int:
@@ -154,12 +154,12 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     warnings = list(about.deviations)
     fallbacks: list[Fallback] = []
     rows, readable = _encode(live, subject, pieces(subject, prompts), about.vocabulary, fallbacks)
-    hide = _hidden(live, subject, readable, fallbacks)
-    room, count = _room(subject, about.context_length, options.new_tokens)
+    hide = hidden_tokens(live, subject, readable, fallbacks)
+    room, count = room_for(subject, about.context_length, options.new_tokens)
     if count < options.new_tokens * (subject.kind != "encoder") or any(len(row.ids) > room for row in rows):
         what = f", and continuations to {count}" if subject.kind != "encoder" else ""
         warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
-    asked = _Asked(
+    asked = Asked(
         live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))), model.base_texts
     )
     long: LongText | str = "it reads no text"
@@ -178,7 +178,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
             passes = beside if number == 0 else []  # its passes are the others', where a model is read layer by layer
             ahead += _tell(asked, rows, number, about.adapted, passes, progress) if about.together else [None] * GROUP
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
-        sample, possible = _run(asked, row, folder / f"live-{number}.npy", ahead[number])
+        sample, possible = run_text(asked, row, folder / f"live-{number}.npy", ahead[number])
         total += possible
         logits = np.load(sample.logits)
         if not np.isfinite(logits).all():
@@ -245,9 +245,8 @@ def _encode(
     """Give texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
     if not subject.reads_text:
         return [Encoded(text, ids) for text, ids in zip(texts, live.ask(Encode(texts=texts)).ids, strict=True)], _speaks(live)
-    firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
     try:
-        answer = live.ask(Encode(texts=texts, firsts=firsts))
+        rows = encoded(live, subject, texts)
     except WorkerFailed as error:
         if error.code != FaultCode.TOKENIZER_NOT_FOUND:
             raise
@@ -257,16 +256,21 @@ def _encode(
         if subject.kind == "encoder":
             vocabulary = live.ask(CountInputTokens()).tokens
         random = np.random.default_rng(0)
-        encoded = [random.integers(0, vocabulary or 256, size=8 + 2 * number).tolist() for number in range(len(texts))]
-        return [Encoded(f"(token ids {ids[0]}, {ids[1]}, …)", ids) for ids in encoded], False
-    none = [None] * len(texts)
-    columns = (texts, answer.ids, answer.types or none, firsts or none)
-    rows = [Encoded(*row) for row in zip(*columns, strict=True) if row[1]]
+        drawn = [random.integers(0, vocabulary or 256, size=8 + 2 * number).tolist() for number in range(len(texts))]
+        return [Encoded(f"(token ids {ids[0]}, {ids[1]}, …)", ids) for ids in drawn], False
     if not rows:
         raise WorkerFailed(
             "the tokenizer gives no tokens for any prompt", "give other prompts in validate.prompts", code=FaultCode.PROMPTS_EMPTY
         )
     return rows, True
+
+
+def encoded(live: EngineWorker, subject: ValidatedTask, texts: list[str]) -> list[Encoded]:
+    """Give texts with their ids, without those that have none. Raises WorkerFailed."""
+    firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
+    answer, none = live.ask(Encode(texts=texts, firsts=firsts)), [None] * len(texts)
+    columns = (texts, answer.ids, answer.types or none, firsts or none)
+    return [Encoded(*row) for row in zip(*columns, strict=True) if row[1]]
 
 
 def _speaks(live: EngineWorker) -> bool:
@@ -279,22 +283,24 @@ def _speaks(live: EngineWorker) -> bool:
 
 
 @dataclass(frozen=True)
-class _Special:
+class Special:
+    """Tokens that a head is not trained on."""
+
     tokens: frozenset[int] = frozenset()
     mask: int | None = None
 
 
-def _hidden(live: EngineWorker, subject: ValidatedTask, readable: bool, fallbacks: list[Fallback]) -> _Special:
+def hidden_tokens(live: EngineWorker, subject: ValidatedTask, readable: bool, fallbacks: list[Fallback]) -> Special:
     """Give special tokens, which no head is trained on, and the one that hides another; only where the task asks for them."""
     if not readable or subject.task not in ("token-classification", "fill-mask"):
-        return _Special()
+        return Special()
     special = live.ask(ListSpecialTokens())
     if special.mask is None and subject.task == "fill-mask":
         fallbacks.append(Fallback(wanted="hidden tokens", taken="the texts as they are", reason="the tokenizer has no mask token"))
-    return _Special(frozenset(special.ids), special.mask)
+    return Special(frozenset(special.ids), special.mask)
 
 
-def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple[int, int]:
+def room_for(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple[int, int]:
     """Give largest prompt and number of new tokens that fit the positions the model can address."""
     if subject.kind == "encoder":
         return context or 1 << 30, 0
@@ -306,7 +312,7 @@ def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple
     return max(1, context - count), count
 
 
-def _run(asked: _Asked, row: Encoded, path: Path, decoded: Decoding | None) -> tuple[Sample, int]:
+def run_text(asked: Asked, row: Encoded, path: Path, decoded: Decoding | None) -> tuple[Sample, int]:
     """Give the sample, whose logits `path` receives, and the number of rows that could be compared. `decoded`: what follows, if known."""
     live, subject, special = asked.live, asked.subject, asked.special
     ids, tokens, places = row.ids[: asked.room], [], None
@@ -344,7 +350,7 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
 
 
-def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | None, list[int]]:
+def _base_says(asked: Asked, sample: Sample, rows: np.ndarray) -> tuple[str | None, list[int]]:
     """Give what the base says without the adapter, `rows` being its outputs, and its tokens. It takes no more steps than the live model
     took at most."""
     tokens: list[int] = []
@@ -410,7 +416,7 @@ def _unlike_in_batches(subject: ValidatedTask) -> str:
 
 
 def _tell(
-    asked: _Asked, rows: list[Encoded], first: int, adapted: bool, beside: list[LongPass], progress: Progress
+    asked: Asked, rows: list[Encoded], first: int, adapted: bool, beside: list[LongPass], progress: Progress
 ) -> list[Decoding | None]:
     """Tell a model that answers many requests together what it will be asked for the next group of prompts; see `of_reference`."""
     group = rows[first : first + GROUP]

@@ -1,0 +1,174 @@
+"""Whether limits are kept: what bounds say of artifacts whose true figures are known, and what counts where they say nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.thresholds import Thresholds
+from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness
+from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.options import Undecided
+from handlers.validate.arithmetic.bounds import ERROR, looks
+from handlers.validate.arithmetic.comparison import Comparison
+from handlers.validate.arithmetic.fine_tuning import FineTuning
+from handlers.validate.checks.examination import Examination
+from handlers.validate.deciding import Look, decide, kept
+from handlers.validate.verdict import judge
+from tests.validate.test_verdicts import AT_THE_LIMITS
+
+LIMITS = Thresholds(agreement=0.85, kl=0.05, error=2.0)
+NEAR = AT_THE_LIMITS | {"agreement": 0.95, "kl": 0.01, "error_max": 1.0}
+NUMBERS = looks(6, 64)
+
+
+def _texts(values: list[float], positions: float = 50.0) -> list[tuple[float, float]]:
+    return [(value * positions, positions) for value in values]
+
+
+def _decision(limit: str, decisions: tuple[Decision, ...]) -> Decision:
+    return next(decision for decision in decisions if decision.limit == limit)
+
+
+def _outcomes(true: dict[str, float], random: np.random.Generator) -> dict[str, str]:
+    """What is decided in the end of an artifact with these figures, looking as often as may be; texts differ by a factor of two or so."""
+    figures = Likeness(kl=true["kl"], agreement=1 - true["apart"], perplexity_ratio=true["ratio"], error_max=1.0)
+    scale = np.exp(random.normal(-0.125, 0.5, NUMBERS[-1]))
+    apart = random.binomial(50, random.beta(true["apart"] * 9, (1 - true["apart"]) * 9, NUMBERS[-1]))
+    rows = {
+        "kl": _texts((true["kl"] * scale).tolist()), "agreement": [(50.0 - count, 50.0) for count in apart.tolist()],
+        "perplexity": _texts((math.log(true["ratio"]) + random.normal(0, 0.05, NUMBERS[-1])).tolist()),
+    }  # fmt: skip
+    decisions: tuple[Decision, ...] = ()
+    for number, count in enumerate(NUMBERS):
+        look = Look({name: texts[:count] for name, texts in rows.items()}, number, len(NUMBERS))
+        decisions = decide(figures, look, LIMITS, decisions, demanded=False)
+    return {decision.limit: decision.outcome for decision in decisions}
+
+
+@pytest.mark.parametrize("beyond", ["kl", "ratio"])
+def test_an_artifact_that_just_misses_a_limit_passes_in_less_than_one_of_a_hundred_draws(beyond: str) -> None:
+    random, draws = np.random.default_rng(1), 200
+    true = {"kl": 0.01, "apart": 0.03, "ratio": 1.02} | {
+        "kl": {"kl": 1.02 * LIMITS.kl},
+        "ratio": {"ratio": LIMITS.perplexity_ratio + 0.01},
+    }[beyond]
+    passed = sum(all(outcome == "passed" for outcome in _outcomes(true, random).values()) for _ in range(draws))
+    assert passed <= ERROR * draws
+
+
+def test_an_artifact_that_just_keeps_all_limits_fails_in_less_than_one_of_a_hundred_draws_and_a_near_one_passes() -> None:
+    random, draws = np.random.default_rng(2), 200
+    at_the_limits = {"kl": 0.99 * LIMITS.kl, "apart": 0.145, "ratio": LIMITS.perplexity_ratio - 0.01}
+    failed = sum("failed" in _outcomes(at_the_limits, random).values() for _ in range(draws))
+    near = {"kl": 0.008, "apart": 0.03, "ratio": 1.02}
+    passed = sum(all(outcome == "passed" for outcome in _outcomes(near, random).values()) for _ in range(50))
+    far = {"kl": 0.4, "apart": 0.5, "ratio": 2.0}
+    caught = sum("failed" in _outcomes(far, random).values() for _ in range(50))
+    assert failed <= ERROR * draws and passed == caught == 50
+
+
+def test_what_a_look_decided_stays_decided() -> None:
+    figures, good = Likeness(kl=0.01, error_max=1.0), _texts([0.008, 0.01, 0.012, 0.009, 0.011, 0.01])
+    first = decide(figures, Look({"kl": good}, 0, 2), LIMITS)
+    assert _decision("kl", first).outcome == "passed"
+    worse = Look({"kl": good + _texts([3.0] * 6)}, 1, 2)
+    assert _decision("kl", decide(figures, worse, LIMITS, first)) == _decision("kl", first)
+    assert _decision("kl", decide(figures, worse, LIMITS)).outcome != "passed"
+
+
+def test_agreement_does_not_count_where_the_divergence_is_certainly_at_most_half_of_its_limit_unless_it_was_demanded() -> None:
+    figures = Likeness(kl=0.005, agreement=0.7, error_max=1.0)
+    look = Look({"kl": _texts([0.004, 0.005, 0.006] * 8), "agreement": _texts([0.7, 0.72, 0.68] * 8)})
+    excused = _decision("agreement", decide(figures, look, LIMITS, demanded=False))
+    assert excused.outcome == "passed" and excused.value == pytest.approx(0.7)
+    assert _decision("agreement", decide(figures, look, LIMITS, demanded=True)).outcome == "failed"
+    larger = Look({**look.texts, "kl": _texts([0.04, 0.041, 0.039] * 8)})
+    assert _decision("agreement", decide(figures, larger, LIMITS, demanded=False)).outcome == "failed"
+    check = _judged({"agreement": 0.7, "kl": 0.005}, look.texts)
+    assert check.verdict is Verdict.PASSED
+    assert (
+        "agreement 0.7 is below the limit 0.85 and does not count: the divergence of 0.005 nats is certainly" in check.figures["notes"][0]
+    )
+
+
+def test_an_error_beyond_the_limit_is_a_fact_and_none_bounds_the_share_of_positions() -> None:
+    figures = Likeness(error_max=1.0)
+    none = _decision("error", decide(figures, Look({"error": [(1.0, 50.0)] * 6}), LIMITS))
+    assert none.outcome == "passed" and none.high is not None and 0.1 < none.high < 0.6
+    more = _decision("error", decide(figures, Look({"error": [(1.0, 50.0)] * 64}), LIMITS))
+    assert more.high is not None and more.high < none.high / 4
+    assert _decision("error", decide(figures, Look({"error": [(1.0, 50.0)] * 63 + [(2.1, 50.0)]}), LIMITS)).outcome == "failed"
+
+
+@pytest.mark.parametrize("limit", ["kl", "agreement", "perplexity"])
+def test_a_figure_that_is_no_number_fails_whatever_counts_where_it_is_undecided(limit: str) -> None:
+    name = "perplexity_ratio" if limit == "perplexity" else limit
+    assert _judged({name: math.nan}, {limit: [(math.nan, 50.0)] * 6}, "accept").verdict is Verdict.FAILED
+
+
+class _Ready(Examination):
+    """One whose texts are given."""
+
+    given: dict[str, list[tuple[float, float]]]
+
+    def by_limit(self) -> dict[str, list[tuple[float, float]]]:
+        return self.given
+
+
+def _judged(figures: dict[str, Any], texts: Any, undecided: Undecided = "figure") -> Any:
+    examination = _Ready(CheckFigures(**NEAR | {"texts": 6} | figures))
+    examination.given = dict(texts)
+    return judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS, undecided)
+
+
+@pytest.mark.parametrize(("values", "figure"), [([0.02, 0.09, 0.01, 0.05], Verdict.PASSED), ([0.02, 0.3, 0.04, 0.05], Verdict.FAILED)])
+def test_what_counts_where_a_limit_is_undecided_is_configured_and_told(values: list[float], figure: Verdict) -> None:
+    texts = {"kl": _texts(values)}
+    verdicts = {wins: _judged({"kl": float(np.mean(values))}, texts, wins) for wins in ("figure", "accept", "reject")}
+    assert [check.verdict for check in verdicts.values()] == [figure, Verdict.PASSED, Verdict.FAILED]
+    for check, words in zip(verdicts.values(), ("the figure counts", "it counts as kept", "it counts as missed"), strict=True):
+        (told,) = check.figures["notes"]
+        assert told.startswith(f"KL {np.mean(values):.3g}, certainly between ") and words in told
+        assert "limit 0.05: undecided after 4 prompts" in told
+        assert _decision("kl", tuple(Decision(**row) for row in check.figures["decisions"])).outcome == "undecided"
+
+
+def test_one_text_decides_nothing_and_pieces_of_a_text_are_one() -> None:
+    random, comparison = np.random.default_rng(0), Comparison()
+    for _ in range(5):
+        rows = random.normal(0, 1, (10, 20)).astype(np.float32)
+        comparison.add(rows, rows + 0.01, same_text=True)
+    figures = comparison.figures(1.0)
+    decisions = decide(figures, Look(comparison.by_limit()), LIMITS)
+    assert figures.texts == 1 and _decision("kl", decisions).texts == 1
+    assert _decision("kl", decisions).outcome == "undecided" and kept(_decision("kl", decisions), "figure")
+
+
+def test_the_share_of_the_fine_tuning_over_texts_is_the_figure() -> None:
+    random, tuning = np.random.default_rng(0), FineTuning("choice")
+    for _ in range(8):
+        live = random.normal(0, 2, (16, 200))
+        base = live + random.normal(0, 0.3, live.shape)
+        tuning.add(live, base, base + 0.6 * (live - base), same_text=False)
+    sums = tuning.by_limit()["fine_tuning"]
+    figure = tuning.figures().fine_tuning
+    assert figure is not None and sum(part for part, _ in sums) / sum(weight for _, weight in sums) == pytest.approx(figure)
+    decision = _decision("fine_tuning", decide(Likeness(error_max=0.0), Look({"fine_tuning": sums}), LIMITS, tuned=figure))
+    assert decision.outcome == "failed" and decision.high is not None and decision.high < 0.75
+
+
+def test_the_limit_of_the_perplexity_follows_from_that_of_the_divergence_unless_it_is_set() -> None:
+    assert LIMITS.perplexity_ratio == pytest.approx(math.exp(math.sqrt(0.1)))
+    own = Thresholds(agreement=0.85, kl=0.05, error=2.0, perplexity=1.01)
+    assert own.perplexity_ratio == 1.01 and own.scaled("loose").perplexity == pytest.approx(1.01**2)
+    texts = {"perplexity": _texts([0.4] * 6)}
+    check = _judged({"perplexity_ratio": 1.5}, texts)
+    assert check.verdict is Verdict.FAILED and check.reasons == (
+        "the perplexity of the texts is 1.49 times the live model's, above the limit 1.37",
+    )
+    assert check.remedy is not None and "validate.limits.onnx-int8.perplexity" in check.remedy
