@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daemon.contract.formats.thresholds import Thresholds
-from handlers.validate.checks.notes import EVEN
+from handlers.validate.deciding import EVEN_FIGURE as EVEN
 
 Record = dict[str, Any]
 GOOD = "good"

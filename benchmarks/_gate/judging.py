@@ -85,8 +85,9 @@ class Gate:
         prompts = comparison_texts(options, Rendering.of(ModelFiles.of_job(self._context))).plain
         halves = "float32" not in str(next(iter(subject.tensors.values())).dtype)
         self._bench = bench.measured(
-            subject.checkpoint, subject.base, subject.merged, scratch / "live", prompts, new_tokens=options.new_tokens, halves=halves
-        )
+            subject.checkpoint, subject.base, subject.merged, scratch / "live", prompts, new_tokens=options.new_tokens, halves=halves,
+            merging=True,
+        )  # fmt: skip
 
     def judged(self, variant: str, folder: Path, *, files: bool = False) -> Judged:
         """Judge a folder of transformers by the limits of a variant. `files`: also the files beside the weights, of a folder as merged."""

@@ -48,11 +48,11 @@ def tables(figures: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(first: str, rows: dict[str, Any]) -> Iterator[str]:
-    yield f"| {first} | artifacts | bad ones that passed | sound ones that failed | undecided |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield f"| {first} | artifacts | bad ones that passed | sound ones that failed | undecided | beyond the limit of `kl`, passed |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for name, row in rows.items():
         if row is not None:
-            yield f"| {name} | {row['artifacts']} | " + " | ".join(_cell(row[rate]) for rate in curve.RATES) + " |"
+            yield f"| {name} | {row['artifacts']} | " + " | ".join(_cell(row[rate]) for rate in (*curve.RATES, "beyond_limit")) + " |"
 
 
 def _cell(rate: dict[str, Any] | None) -> str:

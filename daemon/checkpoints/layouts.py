@@ -146,7 +146,8 @@ def _is_megatron(look: Look) -> bool:
     if any(map(MEGATRON_RANK.fullmatch, look.folders)) or iteration_in(look):
         return not has_weights(look)
     pieces = any(name.endswith(".distcp") for name in look.files)
-    return pieces and ("common.pt" in look.files or look.path.name.startswith("iter_") or says_megatron(look.path))
+    named = look.path.name.startswith("iter_") or look.path.name == "dist_ckpt"  # verl's
+    return pieces and ("common.pt" in look.files or named or says_megatron(look.path))
 
 
 def _is_torchtune(look: Look) -> bool:

@@ -20,7 +20,7 @@ CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
 _SAVED = r"(?:saved?|model|weights|adapter|checkpoint|chkpt|ckpt)"
 _COUNTED = r"(?:checkpoint|chkpt|ckpt|global_?step|steps?|iterations?|iters?|it|updates?)"
 _NUMBERED = re.compile(
-    rf"(?:epoch[-_=]?[0-9]+[-_])?(?:{_SAVED}[-_])?{_COUNTED}[-_=]?{_N}(?:[-_](?:hf|{_SAVED}))?"
+    rf"(?:epoch[-_=]?[0-9]+[-_])?(?:{_SAVED}[-_])?{_COUNTED}[-_=]?{_N}(?:[-_](?:hf|merged|{_SAVED}))?"
     rf"|(?:{_SAVED}[-_])?epoch[-_=]?{_N}|(?:saved?|model|weights)[-_=]{_N}"
 )
 """Names that trainers and loops of one's own give to steps. `adapter-2`, `lora-16`, `batch-32` are none: so people call different runs."""

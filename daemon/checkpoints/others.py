@@ -13,7 +13,7 @@ from daemon.checkpoints.completeness import archive_problems, read_object
 from daemon.checkpoints.files import Look, absent, look_at
 from daemon.checkpoints.names import ORBAX, is_checkpoint_name
 from daemon.contract.sharded import dcp
-from daemon.contract.sharded.pickles import Unsafe
+from daemon.contract.sharded.pickles import MOST_BYTES, Unsafe
 from daemon.contract.values import Json
 
 MEGATRON_RANK = re.compile(r"mp_rank_[0-9]{2}(?:_[0-9]{3}){0,2}")
@@ -21,6 +21,10 @@ MEGATRON_RANK = re.compile(r"mp_rank_[0-9]{2}(?:_[0-9]{3}){0,2}")
 _ITERATION = re.compile(r"iter_[0-9]{7,}")
 _CONFIG = "metadata.json"
 """Megatron-Core writes it when every rank is done, also of an asynchronous save."""
+_COMMON = "common.pt"
+"""What is the same in every rank: Megatron-Core writes it first, up to 0.18."""
+_COMMON_STATE = b"common_state"
+"""Its name in `.metadata`, where it is a piece itself, from 0.19 on."""
 _RANK_FILE = "model_optim_rng.pt"
 _MANIFESTS = ("manifest.ocdbt", "_METADATA")
 
@@ -43,11 +47,13 @@ def megatron_files(look: Look) -> list[str]:
     ranks = sorted(name for name in look.folders if MEGATRON_RANK.fullmatch(name))
     if ranks:
         return [problem for rank in ranks for problem in archive_problems(look.path / rank, _RANK_FILE)]
+    last = (dcp.METADATA, _CONFIG) if _has_config(look) else (dcp.METADATA,)
     missing = [absent(look.path, name, why=", which is written when every rank is done, is not there yet")
-               for name in (dcp.METADATA, _CONFIG) if name not in look.files]  # fmt: skip
+               for name in last if name not in look.files]  # fmt: skip
     if missing:
         return missing
-    read_object(look.path, _CONFIG, missing)
+    if _CONFIG in last:
+        read_object(look.path, _CONFIG, missing)
     try:
         named = dcp.files_named(look.path)
     except Unsafe:  # objects of Megatron's own lie in it
@@ -55,6 +61,14 @@ def megatron_files(look: Look) -> list[str]:
     except ValueError as error:
         return [*missing, f"{dcp.METADATA}: {error}"]
     return [*missing, *(absent(look.path, name) for name in named if name not in look.files)]
+
+
+def _has_config(look: Look) -> bool:
+    """Whether Megatron-Core's description belongs to these pieces: not to those of its own FSDP (fsdp_dtensor), which torch writes."""
+    if _CONFIG in look.files or _COMMON in look.files or dcp.METADATA not in look.files:
+        return True
+    with (look.path / dcp.METADATA).open("rb") as stream:
+        return _COMMON_STATE in stream.read(MOST_BYTES)
 
 
 def orbax_files(look: Look) -> list[str]:

@@ -22,6 +22,8 @@ UNFINISHED = ".incomplete"
 """NeMo AutoModel has this file in a step's directory until all of it is written (nemo_automodel/components/checkpoint/utils.py)."""
 STABLE = "STABLE"
 """prime-rl writes this file when a step is whole (prime_rl/utils/utils.py, `get_latest_ckpt_step`)."""
+_MERGED = "-merged"
+"""ms-swift puts the model with the adapter of `checkpoint-N` into `checkpoint-N-merged` (swift/megatron/trainers/base.py)."""
 _WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 _TAG = re.compile(r"global_step[0-9]{1,12}")
 _TAG_HF = re.compile(r"global_step[0-9]{1,12}_hf")
@@ -51,6 +53,10 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
         return "the model in hf_ckpt/ is exported"
     if LATEST in entries and any(map(_TAG.fullmatch, entries)) and any(map(_TAG_HF.fullmatch, (*entries, *_beside(folder, name)))):
         return "OpenRLHF's global_stepN_hf are exported"
+    if name.endswith(_MERGED) and _holds(os.path.dirname(folder), name.removesuffix(_MERGED), ADAPTERS):
+        return "the adapter beside it, with which it was merged, is exported"
+    if name.startswith("iter_") and os.path.dirname(folder).endswith(_MERGED):
+        return "the model around it is exported"
     if name not in ("critic", "optim", "huggingface", "dist_ckpt", "trainer"):
         return ""
     around = _names(os.path.dirname(folder))

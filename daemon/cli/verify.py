@@ -63,6 +63,9 @@ def verify_command(
         Path | None, typer.Option("--artifact", metavar="FOLDER", help="Check a folder that another program made, as --like's variant.")
     ] = None,
     like: Annotated[Path | None, typer.Option("--like", metavar="EXPORT", help="The export whose live model it must answer like.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run code of the artifacts too: their example.py, programs in their files. Else it is left out.")
+    ] = False,
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -77,10 +80,10 @@ def verify_command(
     from daemon.config.places.paths import states_in
 
     _refuse_contradiction(path, exports=exports, journal=journal, deep=deep, of_artifact=artifact is not None or like is not None)
-    if artifact is not None or like is not None or variants:
-        _refuse_half(path, artifact, like, deep=deep)
+    if artifact is not None or like is not None or variants or trust:
+        _refuse_half(path, artifact, like, deep=deep, trust=trust)
     if artifact is not None or (deep and path is not None):
-        _deep(path or like or Path(), artifact, variants or (), config, json_=json_)
+        _deep(path or like or Path(), artifact, variants or (), config, trust=trust, json_=json_)
         return
     settings = load_settings(config)
     of_journal = path is None and not exports
@@ -109,10 +112,12 @@ def _refuse_contradiction(path: Path | None, *, exports: bool, journal: bool, de
         raise UsageError(FaultCode.BAD_OPTION, "verify", cause, "give the export whose artifacts are to be run, or leave --exports out")
 
 
-def _refuse_half(path: Path | None, artifact: Path | None, like: Path | None, *, deep: bool) -> None:
+def _refuse_half(path: Path | None, artifact: Path | None, like: Path | None, *, deep: bool, trust: bool) -> None:
     """Raise UsageError for options without those that they belong to."""
     if artifact is None and like is None and not (deep and path is not None):
         remedy = "give the export's folder and --deep too"
+        if trust:
+            raise UsageError(FaultCode.BAD_OPTION, "verify", "--trust says that code of artifacts may run", remedy)
         raise UsageError(FaultCode.BAD_OPTION, "verify", "--variant says which artifact of an export is run", remedy)
     if (artifact is None) != (like is None):
         remedy = "give the export with --like" if like is None else "give the folder of the artifact with --artifact"
@@ -122,7 +127,7 @@ def _refuse_half(path: Path | None, artifact: Path | None, like: Path | None, *,
         raise UsageError(FaultCode.BAD_OPTION, "verify", cause, "name the folder with --artifact and the export with --like alone")
 
 
-def _deep(path: Path, artifact: Path | None, variants: Sequence[str], config: Path | None, *, json_: bool) -> None:
+def _deep(path: Path, artifact: Path | None, variants: Sequence[str], config: Path | None, *, trust: bool, json_: bool) -> None:
     """Check files by their manifest, then the artifacts by the answers that the export keeps."""
     from daemon.contract.disk.export_layout import ANSWERS
     from daemon.operating.rechecking import subject
@@ -138,6 +143,7 @@ def _deep(path: Path, artifact: Path | None, variants: Sequence[str], config: Pa
         results = _verified(path, quiet=json_)
     else:
         subjects, results = [subject.of_artifact(artifact, path, variants)], [verify(path, inside=ANSWERS)]
+    subjects = [dataclasses.replace(each, trusted=trust) for each in subjects]
     damaged = {
         Path(os.path.abspath(result.folder))
         for result in results
@@ -155,7 +161,8 @@ def _deep(path: Path, artifact: Path | None, variants: Sequence[str], config: Pa
         from daemon.cli.views.recheck import print_checks
 
         for result in results:
-            _print_verification(result)
+            if artifact is None or not result.sound:  # of an artifact, these are the answers of the live model alone
+                _print_verification(result)
             print_checks([check for check in checks if artifact is not None or Path(check.folder).parent == _absolute(result.folder)])
     if failed or "unverified" in verdicts:
         raise typer.Exit(EXIT_FAILED if failed else EXIT_PARTIAL)

@@ -21,14 +21,20 @@ def place(task: str, folder: Path, opener: Path, needs: str) -> None:
     """
     examples.place(task, folder)
     path = folder / examples.NAME
-    text = path.read_text(encoding="utf-8")
+    text = rewritten(path.read_text(encoding="utf-8"), opener.name, needs)
+    assert text is not None, "the example opens its graphs in one place, and uses nothing else of onnxruntime"
+    path.write_text(text, encoding="utf-8")
+    shutil.copyfile(opener, folder / opener.name)
+
+
+def rewritten(text: str, opener: str, needs: str) -> str | None:
+    """The text of an example that opens its programs by the module `opener`; None where it opens no graphs, or does more with them."""
     programs = f"""    # An import would leave compiled code in the folder, which is as its manifest says.
-    return runpy.run_path(str(FOLDER / "{opener.name}"))["opened"](FOLDER, name)
+    return runpy.run_path(str(FOLDER / "{opener}"))["opened"](FOLDER, name)
 """
-    assert _GRAPHS in text, "the example opens its graphs in one place"
+    if _GRAPHS not in text:
+        return None
     text = text.replace("import onnxruntime\n", "", 1).replace(_GRAPHS, programs, 1).replace("Needs onnxruntime,", f"Needs {needs},", 1)
     if "import runpy\n" not in text:
         text = text.replace("import json\n", "import json\nimport runpy\n", 1)
-    assert "onnxruntime" not in text, "nothing else of onnxruntime is used"
-    path.write_text(text, encoding="utf-8")
-    shutil.copyfile(opener, folder / opener.name)
+    return None if "onnxruntime" in text else text

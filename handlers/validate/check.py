@@ -18,7 +18,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
-from daemon.contract.jobs.plan import CHECK
+from daemon.contract.jobs.plan import CHECK, is_over_base
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import findings, record
@@ -37,8 +37,8 @@ from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CompareWeights
 
 
-def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Check the variant that the stage is named after; write `check.json` into the staging folder.
+def run(context: StageContext, reporter: Reporter, *, scripts: bool = True) -> StageOutput:
+    """Check the variant that the stage is named after; write `check.json` into the staging folder. `scripts`: those in its folder may run.
 
     Raises Permanent where its format's declaration can't be read in this Python.
     """
@@ -63,7 +63,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         return output
     examination = Examination()
     try:
-        _examine(context, reporter, reference, variant, output, examination)
+        _examine(context, reporter, reference, variant, output, examination, scripts=scripts)
     except WorkerFailed as error:
         reporter.checkpoint()
         if error.details:
@@ -80,8 +80,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _examine(
-    context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput, examination: Examination
-) -> None:
+    context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput, examination: Examination,
+    *, scripts: bool,
+) -> None:  # fmt: skip
     """Run the artifact. What is found out goes into `examination`, so that it is known even if the artifact can't be run to the end."""
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
@@ -99,6 +100,8 @@ def _examine(
         if weighed and (fault := worker.ask(CompareWeights(source=weighed)).reason):
             examination.findings.append(findings.weights(fault, variant.name))
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
+        if merged is not None and merged.unlike and not is_over_base(variant.name):
+            examination.findings.append(findings.merge(merged.unlike))
         examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress, result=examination)
         finish(worker, engine, reference, outputs, examination, output, exact=exact)
         ReadingOn(context, reporter, reference, worker, variant.name, variant.limits, examination).until_decided()
@@ -111,7 +114,7 @@ def _examine(
     remove_tree(outputs)
     if (fault := smaller.fault(variant, Path(folder), _beside(context, variant))) and not _names(examination, "weights"):
         examination.findings.append(findings.weights(fault, variant.name))
-    if fault := external.example_fault(context, variant, spec, reference, examination, rows):
+    if scripts and (fault := external.example_fault(context, variant, spec, reference, examination, rows)):
         examination.findings.append(findings.example(fault))
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)

@@ -27,6 +27,9 @@ EVEN = 0.5
 almost equally likely, and agreement does not count."""
 EVEN_FIGURE = 0.2
 """The same of the divergence itself, where it is undecided and the figures count."""
+FARTHEST = 2.0
+"""How many times the allowed share of choices may differ before no divergence excuses it. Sound 4-bit forms of models whose answers are
+all almost equally likely had 1.9 times (benchmarks/gate.py); faults that change nearly every choice of such a model had 5 times."""
 PART = 0.75
 """Share of the fine-tuning's effect that an artifact must have."""
 KEPT = {"kl": 0.75, "agreement": 0.25, "perplexity": 1.0, "fine_tuning": 1.0}
@@ -85,7 +88,10 @@ def kept(decision: Decision, undecided: Undecided, divergence: Decision | None =
         return decision.outcome == "passed"
     if undecided != "figure":
         return undecided == "accept"
-    if divergence is not None and divergence.value is not None and divergence.value <= EVEN_FIGURE * divergence.allowed:
+    if (
+        divergence is not None and _is_excusable(decision)
+        and divergence.value is not None and divergence.value <= EVEN_FIGURE * divergence.allowed
+    ):  # fmt: skip
         return True
     return _within(decision.limit, decision.value, decision.allowed)
 
@@ -133,11 +139,17 @@ def _ratio(nats: float) -> float:
 def _excused(decision: Decision, divergence: Decision, thresholds: Thresholds) -> Decision:
     """Give the decision of agreement where it does not count if the divergence is small."""
     even = EVEN * thresholds.kl
+    if not _is_excusable(decision):
+        return decision
     if divergence.high is not None and divergence.high <= even:
         return decision.plus(outcome="passed")
     if decision.outcome == "failed" and decision.value is not None and not (divergence.low is not None and divergence.low > even):
         return decision.plus(outcome="undecided")
     return decision
+
+
+def _is_excusable(agreement: Decision) -> bool:
+    return agreement.value is not None and 1 - agreement.value <= FARTHEST * (1 - agreement.allowed)
 
 
 def _of_errors(figures: Likeness, look: Look, thresholds: Thresholds) -> Decision:

@@ -12,6 +12,8 @@ from daemon.contract.jobs.figures import CheckFigures
 
 RARE = "rare tokens"
 """Aspect of a finding that is told only where nothing else is wrong."""
+MERGE = "merge"
+"""Aspect of the finding that an artifact is made of another merge than PEFT's."""
 _TOKENIZER = (
     "give the checkpoint or the base the tokenizer that belongs to the model, then export again; where they have it, the format did not"
     " copy it as it is: report that"
@@ -74,6 +76,15 @@ def rare(reason: str) -> Finding:
 def weights(reason: str, variant: str) -> Finding:
     """Report that its weights are not those that were merged."""
     return Finding("weights", reason, made_again(variant))
+
+
+def merge(reason: str) -> Finding:
+    """Report that the merged model is not what base and adapter make."""
+    remedy = (
+        "do not use anything made of this merge: report it with adapter_config.json and the attempt's log; until then, merge with PEFT"
+        " (merge_and_unload over the base in float32) and export the result as a full fine-tune"
+    )
+    return Finding(MERGE, reason, remedy)
 
 
 def example(reason: str) -> Finding:

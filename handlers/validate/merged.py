@@ -40,7 +40,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         what = "Artifacts were compared only with the live model, and speed was not compared with PyTorch"
         output.warnings.append(f"{what}, because the merged model could not be run: {error.cause}.")
         return output
-    record.mark_comparable(staging, [prompt.tokens or [] for prompt in examination.prompts])
+    record.mark_comparable(staging, examination)
     output.figures["merged"] = record.finite(examination.figures.written())
     if published:
         options = context.work.validation

@@ -24,6 +24,7 @@ from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination, Merged
 from handlers.validate.checks.live.reference import Reference
+from handlers.validate.findings import MERGE
 
 REFERENCE = "reference.json"
 CHECK = "check.json"
@@ -77,9 +78,11 @@ def read_reference(folder: Path) -> Reference:
     return reference
 
 
-def mark_comparable(folder: Path, tokens: list[list[int]]) -> None:
-    """Say in this folder that the merged model's logits are whole and artifacts can be compared with them. `tokens`: what it decoded."""
-    _write(folder / _MERGED, {"logits": LOGITS, "tokens": tokens})
+def mark_comparable(folder: Path, examination: Examination) -> None:
+    """Say in this folder that the merged model's logits are whole and artifacts can be compared with them."""
+    unlike = next((finding.reason for finding in examination.findings if finding.aspect == MERGE), None)
+    tokens = [prompt.tokens or [] for prompt in examination.prompts]
+    _write(folder / _MERGED, {"logits": LOGITS, "tokens": tokens, "unlike": unlike})
 
 
 def read_merged(folder: str | None) -> Merged | None:
@@ -87,7 +90,8 @@ def read_merged(folder: str | None) -> Merged | None:
     path = Path(folder or "", _MERGED)
     if folder is None or not path.is_file():
         return None
-    return Merged(path.parent / LOGITS, json.loads(path.read_bytes()).get("tokens", []))
+    said = json.loads(path.read_bytes())
+    return Merged(path.parent / LOGITS, said.get("tokens", []), said.get("unlike"))
 
 
 def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examination: Examination | None, reporter: Reporter) -> None:

@@ -130,11 +130,11 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             expected.write(live, *places, known, readable=reference.readable, sentences=subject.sentence, seed=seed)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
-            whole = subject.kind == "causal" and context.base is not None and not engine.endswith(LAYERWISE)
             halves = context.base is not None and merged.main_dtype in rounded.HALVES
             reference.long = None if reference.long is None else replace(reference.long, halves=halves)
-            if whole and rounded.chooses_experts(merged.config) and halves:
-                rounded.ask(live, reference, merged.main_dtype, logits)
+            if not engine.endswith(LAYERWISE):
+                merging = rounded.Merging(Path(context.pin), None if base is None else ModelFolder(base, "base"), merged, values)
+                rounded.ask(live, reference, merging, logits, reporter.progress)
         except WorkerFailed as error:
             reporter.checkpoint()  # a stage that is told to stop loses its workers too
             kind = Retryable if error.transient else Permanent

@@ -33,7 +33,9 @@ def judge(
 ) -> ArtifactCheck:
     """Give the check of one artifact that could be run. `undecided`: what counts of a limit that the texts do not decide."""
     figures = examination.figures
-    judged = None if thresholds is None else Judged(variant, figures, decisions(variant, examination, thresholds), thresholds, undecided)
+    judged = None if thresholds is None else Judged(
+        variant, figures, decisions(variant, examination, thresholds), thresholds, undecided, examination.stopped,
+    )  # fmt: skip
     told_alone = [finding for finding in examination.findings if finding.aspect == RARE]  # whatever is wrong everywhere is wrong there too
     reasons = [finding.reason for finding in examination.findings if finding not in told_alone]
     remedies = [finding.remedy for finding in examination.findings if finding not in told_alone]
@@ -58,7 +60,7 @@ def judge(
     if (
         figures.media is not None
         and thresholds is not None
-        and (unseen := _distances(_by_figures(variant, CheckFigures(**figures.media.given), thresholds, undecided)))
+        and (unseen := _distances(_by_figures(variant, CheckFigures(**figures.media.given), thresholds)))
     ):
         reasons += [f"with pictures or sound, {text}" for _, text in unseen]
         remedies.append(_remedy(variant, [key for key, _ in unseen]))
@@ -69,7 +71,7 @@ def judge(
     if not reasons:
         reasons += [finding.reason for finding in told_alone]
         remedies += [finding.remedy for finding in told_alone]
-    open_limits = notes.undecided(judged.decisions, undecided, examination.stopped) if judged else []
+    open_limits = judged.open() if judged else []
     excused = judged.excused() if judged and not reasons else []
     remarks = [*examination.notes, *open_limits, *excused, *notes.notes(figures, examination.base, failed=bool(reasons))]
     if as_rounded:
@@ -165,6 +167,8 @@ class Judged:
     decisions: tuple[Decision, ...]
     thresholds: Thresholds
     undecided: Undecided
+    stopped: str | None = None
+    """Why no more texts were read, as a clause."""
 
     def of(self, limit: str) -> Decision | None:
         """Give the decision of a limit; None where the artifact has no such figure."""
@@ -175,6 +179,21 @@ class Judged:
         divergence = self.of("kl") if limit == "agreement" and not _demanded(self.variant, self.thresholds) else None
         decision = self.of(limit)
         return None if decision is None or kept(decision, self.undecided, divergence) else decision
+
+    def unproved(self, limit: str) -> str | None:
+        """Say that a limit counts as missed because the texts do not show that it is kept, though the figure is within; None otherwise."""
+        decision = self.missed(limit)
+        if decision is None or decision.outcome != "undecided" or not kept(decision, "figure"):
+            return None
+        return notes.undecided(decision, self.undecided, self.stopped, kept=False)
+
+    def open(self) -> list[str]:
+        """Give a sentence for each limit of which the texts do not say whether it is kept, but those that are reasons."""
+        return [
+            notes.undecided(decision, self.undecided, self.stopped, kept=self.missed(decision.limit) is None)
+            for decision in self.decisions
+            if decision.outcome == "undecided" and decision.texts and not self.unproved(decision.limit)
+        ]
 
     def excused(self) -> list[str]:
         """Say that agreement was not judged."""
@@ -199,8 +218,8 @@ def decisions(variant: str, examination: Examination, thresholds: Thresholds) ->
     return decide(figures, look, thresholds, examination.decisions, demanded=demanded, tuned=tuned)
 
 
-def _by_figures(variant: str, figures: CheckFigures, thresholds: Thresholds, undecided: Undecided) -> Judged:
-    """The same where there are figures alone."""
+def _by_figures(variant: str, figures: CheckFigures, thresholds: Thresholds, undecided: Undecided = "figure") -> Judged:
+    """The same where there are figures alone, which say nothing of other texts."""
     return Judged(variant, figures, decide(figures, Look({}), thresholds, demanded=_demanded(variant, thresholds)), thresholds, undecided)
 
 
@@ -208,8 +227,10 @@ def _missing(figures: CheckFigures, judged: Judged | None, *, rounded: bool, pro
     """Say that the fine-tuning, or a part of it, is not in the artifact; None where it is. `rounded`: it is a form of another variant in
     fewer bits, which may have taken it away. `proved`: it computes with the merged weights, rounded."""
     missed = judged.missed("fine_tuning") if judged else None
-    if missed is None:
+    if judged is None or missed is None:
         return None
+    if unproved := judged.unproved("fine_tuning"):
+        return unproved
     share = missed.value or 0.0
     nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
     value = f"{share:.2g}" + (f", between {_show(missed.low)} and {_show(missed.high)}" if missed.low is not None and missed.high else "")
@@ -307,7 +328,7 @@ def _distances(judged: Judged) -> list[tuple[str, str]]:
     if missed := judged.missed("perplexity"):
         text = f"the perplexity of the texts is {_value(missed)} times the live model's, above the limit {_show(missed.allowed)}"
         unmet.append(("perplexity", text))
-    return [(key, text + _certainty(judged.of(key))) for key, text in unmet]
+    return [(key, judged.unproved(key) or text + _certainty(judged.of(key))) for key, text in unmet]
 
 
 def _value(decision: Decision) -> str:

@@ -30,7 +30,7 @@ WORDS = frozenset(
         r"\w+",
         """
     all android avx base bitsandbytes browser cancelled check cluster coreml cpu deliver done dtype edge ended executorch export failed
-    fma gguf half handlers id ios json laptop latest libtorch limits litert llama log merge merged metrics mlx nncf notification notify
+    fma gguf half handlers id ios json laptop latest libtorch limits litert llama lm log merge merged metrics mlx nncf notification notify
     nowhere nvidia onnx onnxruntime open openvino optimum output page partial path paused peft pending pin profile program python
     pytorch reference report retention root run running safetensors schedule select state static stopped succeeded superseded tensorrt
     toolchains torch torchao torchscript trainer transformers validate waiting waits watch web

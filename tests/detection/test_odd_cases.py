@@ -88,3 +88,21 @@ def test_what_ms_swift_writes_is_taken_once_and_its_run_is_the_directory_of_the_
     bench.pass_time(40.0)
     (job,) = bench.jobs()
     assert (job.checkpoint.run, job.checkpoint.step) == ("my-run/v0-20261128-090000", 4)
+
+
+def test_a_model_that_ms_swift_merged_is_a_step_of_its_run_and_no_second_export_beside_its_adapter(
+    bench: Bench, pico_base: Path, pico_checkpoint: Path
+) -> None:
+    run = bench.root / "my-run"
+    copy_of(pico_checkpoint, run / "checkpoint-4")
+    (run / "checkpoint-6" / "iter_0000006").mkdir(parents=True)
+    for step in (4, 6):
+        merged = run / f"checkpoint-{step}-merged"
+        shutil.copytree(pico_base, merged)
+        (merged / f"iter_000000{step}").mkdir()
+        (merged / f"iter_000000{step}" / "common.pt").write_bytes(b"x")
+    bench.pass_time(60.0)
+    assert {(Path(job.checkpoint.path).name, job.checkpoint.run, job.checkpoint.step) for job in bench.jobs()} == {
+        ("checkpoint-4", "my-run", 4), ("checkpoint-6-merged", "my-run", 6),
+    }  # fmt: skip
+    assert not [path for path in bench.tracker.listing.incomplete if "merged" in str(path)]

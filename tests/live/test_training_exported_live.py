@@ -152,7 +152,7 @@ def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.
     assert (exports / "latest").resolve() == exports / "step-4"
     for target in (exports / "step-2", exports / "step-4"):
         assert sorted(path.name for path in target.iterdir()) == [
-            "MANIFEST.json", "README.md", *graphs, "pytorch", "report.html", "report.json",
+            "MANIFEST.json", "README.md", "answers", *graphs, "pytorch", "report.html", "report.json",
         ]  # fmt: skip
         check_manifest(target, *graphs)
     assert not [row for row in listing(run) if "ckptd" in row], "nothing may be written beside the trainer's files"

@@ -50,6 +50,14 @@ class Chat(Hall):
         return self.bank.bench(CAUSAL[0], scratch)
 
 
+class Merging(Chat):
+    """The same, where it is known what the merge has to answer."""
+
+    def measured(self, scratch: Path) -> Bench:
+        """Return the live model, measured, and merged by PEFT at last."""
+        return self.bank.bench(CAUSAL[0], scratch, merging=True)
+
+
 class Twins(Chat):
     """The same, beside the models that the stored weights of a form give."""
 

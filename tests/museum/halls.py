@@ -22,7 +22,7 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
 from tests.gguf import damage as gguf
 from tests.gguf import kinds as gguf_kinds
-from tests.museum.chats import Adapter, Chat, GgufChat, Light, Shown, Static, Twins
+from tests.museum.chats import Adapter, Chat, GgufChat, Light, Merging, Shown, Static, Twins
 from tests.museum.hall import Hall
 from tests.validate import odd_models, zoo
 from tests.validate.bench import Bench, Direct, measured, quiet
@@ -188,7 +188,8 @@ class Place:
 
 HALLS: dict[str, tuple[str, Callable[[Path], Any], type[Hall]]] = {
     **{name: ("damage-files", Bank, kind) for name, kind in (
-        ("chat", Chat), ("twins", Twins), ("adapter", Adapter), ("classifier", Classifier), ("translator", Translator),
+        ("chat", Chat), ("chat, merged", Merging), ("twins", Twins),
+        ("adapter", Adapter), ("classifier", Classifier), ("translator", Translator),
         ("sentences", Sentences), ("shown", Shown), ("twins static", Static), ("light", Light), ("gguf chat", GgufChat),
     )},
     **{f"gguf {kind}": ("museum-gguf", Place, _of(Gguf, kind)) for kind in gguf_kinds.KINDS},

@@ -20,7 +20,8 @@ ROOMS = {
 HEAD = """# The museum: published bugs, rebuilt
 
 Bugs of programs that merge, quantize and convert models, as their issues and pull requests tell them. Each is rebuilt on a small real
-artifact by a mutant, which the gate must reject with the reason that fits; the artifact that the mutant was made of must pass. The bugs
+artifact: a *mutant* is a copy of it with that bug. The *gate*, which is all checks before a publication, must reject the mutant with the
+reason that fits, and must pass the artifact that it was made of. Both together are an *exhibit*. The bugs
 are those programs', and most of them are mended; what stands here is what such a bug would do to an artifact, and what
 [validation](validation.md) says of it. `tests/museum` has a folder for each; `python -m tests.museum.measuring FOLDER` runs them all.
 
@@ -31,8 +32,8 @@ the untied weights that are said to be tied, and the end token of config.json. W
 NEEDED = """## What each check is needed for
 
 The checks are listed from the gate's code: kinds of findings, thresholds, limits, and the rest of the verdict. A check is needed for an
-exhibit if the mutant passes without it. No check may be taken out without that an exhibit slips through; only of processors of pictures
-and sound no published bug is rebuilt.
+exhibit if the mutant passes without it. Each check is needed for at least one, but for that of processors of pictures and sound, of which
+no published bug is rebuilt.
 
 | check | exhibits that pass without it |
 | --- | --- |

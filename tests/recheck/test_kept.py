@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -120,12 +121,21 @@ def changed(path: Path, target: Path, **entries: bytes | None) -> Path:
     return target
 
 
+def npy(shape: str, kind: str = "<f4") -> bytes:
+    """The beginning of a file of numpy's, with nothing behind it."""
+    said = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said
+
+
 HOSTILE: dict[str, dict[str, bytes | None]] = {
     "a newer version": {"about.json": b'{"version": 2}'},
     "no version": {"about.json": b"[]"},
     "no record": {"reference.json": None},
     "a record that is none": {"reference.json": b"[1]"},
     "outputs of another form": {"logits/live-0.npy.scale.npy": b"no array"},
+    "outputs of a shape that no memory holds": {"logits/x.npy": npy("(1000000, 1000000)")},
+    "outputs that are objects": {"logits/x.npy": npy("(1,)", "|O")},
+    "more files than there can be": {f"files/{number}": b"" for number in range(10_000)},
     "outputs without their scale": {"logits/live-0.npy.scale.npy": None},
 }
 
@@ -137,6 +147,22 @@ def test_answers_that_can_not_be_read_are_refused_with_a_sentence(tmp_path: Path
         archive.unpack(changed(path, tmp_path / "other.zip", **HOSTILE[what]), tmp_path / "back")
         record.read_reference(tmp_path / "back")
     assert refused.value.fault.remedy and "Traceback" not in str(refused.value)
+
+
+def test_an_entry_that_is_larger_than_it_says_is_not_unpacked_to_its_end(tmp_path: Path) -> None:
+    path, real, said = archive.write(tmp_path / "answers", made(tmp_path, samples=1, rows=4, vocabulary=9)), 256 << 20, 1000
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(tmp_path / "other.zip", "w", zipfile.ZIP_DEFLATED) as copy:
+        for name in source.namelist():
+            copy.writestr(name, source.read(name))
+        copy.writestr("files/bomb", bytes(real))
+    size, lie = (number.to_bytes(4, "little") for number in (real, said))
+    (tmp_path / "other.zip").write_bytes((tmp_path / "other.zip").read_bytes().replace(size, lie))
+    tracemalloc.start()
+    with pytest.raises(Permanent):
+        archive.unpack(tmp_path / "other.zip", tmp_path / "back")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < real / 8
 
 
 def test_what_is_no_archive_or_leads_out_of_the_folder_or_is_too_large_writes_nothing_outside(

@@ -68,10 +68,10 @@ def verl_hf(scratch: Path) -> Save:
     return saved
 
 
-def verl_megatron(scratch: Path) -> Save:
+def verl_megatron(scratch: Path, *, old: bool = True) -> Save:
     """verl/utils/checkpoint/megatron_checkpoint_manager.py: `dist_ckpt` by Megatron-Core, `huggingface` with the configuration."""
     saved, place = Save(), "global_step_20/actor/dist_ckpt"
-    megatron_files(saved, place, scratch)
+    megatron_files(saved, place, scratch, old=old)
     saved.ends(place, REFUSED)
     saved.write("global_step_20/actor/huggingface/config.json", CONFIG)
     tokenizer(saved, "global_step_20/actor/huggingface")
@@ -182,19 +182,35 @@ def torchtitan(scratch: Path) -> Save:
     return saved
 
 
-def megatron_files(saved: Save, place: str, scratch: Path) -> None:
-    """megatron/core/dist_checkpointing/serialization.py, `save`: common.pt, pieces and their description, metadata.json at last."""
-    saved.write(f"{place}/common.pt", archive(scratch))
-    saved.folder(place, dcp(scratch / "dcp", MODEL), ".metadata")
+def megatron_files(saved: Save, place: str, scratch: Path, *, old: bool = True) -> None:
+    """megatron/core/dist_checkpointing/serialization.py, `save`: pieces and their description, metadata.json at last.
+
+    Before them common.pt, up to 0.18; from 0.19 on that is a piece too.
+    """
+    if old:
+        saved.write(f"{place}/common.pt", archive(scratch))
+    common = {} if old else {"common_state/shard_0_1": ["args"]}
+    saved.folder(place, dcp(scratch / "dcp", MODEL, **common), ".metadata")
     saved.write(f"{place}/metadata.json", json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
 
 
-def megatron(scratch: Path) -> Save:
+def megatron(scratch: Path, *, old: bool = True) -> Save:
     """megatron/training/checkpointing.py, `save_checkpoint`."""
     saved = Save()
-    megatron_files(saved, "iter_0000020", scratch)
+    megatron_files(saved, "iter_0000020", scratch, old=old)
     saved.ends("iter_0000020", REFUSED)
     saved.write("latest_checkpointed_iteration.txt", "20")
+    return saved
+
+
+def megatron_fsdp(scratch: Path) -> Save:
+    """The same with ckpt_format = fsdp_dtensor, by torch alone; then what Megatron-Bridge adds (training/checkpointing.py)."""
+    saved = Save()
+    saved.folder("iter_0000020", dcp(scratch / "dcp", MODEL, iteration=20), ".metadata")
+    saved.ends("iter_0000020", REFUSED)
+    saved.write("iter_0000020/train_state.pt", archive(scratch))
+    saved.write("latest_checkpointed_iteration.txt", "20")
+    saved.write("iter_0000020/run_config.yaml", "a: 1")
     return saved
 
 
@@ -209,13 +225,27 @@ def megatron_old(scratch: Path) -> Save:
     return saved
 
 
-def swift(scratch: Path) -> Save:
-    """ms-swift's swift/megatron/trainers/base.py: a `checkpoint-N` with Megatron's folder in it."""
+def swift(scratch: Path, *, fsdp: bool = False) -> Save:
+    """ms-swift's swift/megatron/trainers/base.py: a `checkpoint-N` with Megatron's folder in it; utils/megatron_fsdp_checkpoint.py."""
     saved = Save()
     saved.write("v0/checkpoint-20/args.json", "{}")
-    megatron_files(saved, "v0/checkpoint-20/iter_0000020", scratch)
+    if fsdp:
+        saved.folder("v0/checkpoint-20/iter_0000020", dcp(scratch / "dcp", MODEL, iteration=20), ".metadata")
+    else:
+        megatron_files(saved, "v0/checkpoint-20/iter_0000020", scratch)
     saved.ends("v0/checkpoint-20", REFUSED)
     saved.write("v0/checkpoint-20/latest_checkpointed_iteration.txt", "20")
+    return saved
+
+
+def swift_safetensors(scratch: Path) -> Save:
+    """The same with save_safetensors and no_save_optim: what is the same in all ranks, and then the model."""
+    saved = Save()
+    saved.write("v0/checkpoint-20/args.json", "{}")
+    saved.write("v0/checkpoint-20/iter_0000020/common.pt", archive(scratch))
+    saved.write("v0/checkpoint-20/latest_checkpointed_iteration.txt", "20")
+    pretrained(saved, "v0/checkpoint-20")
+    saved.ends("v0/checkpoint-20")
     return saved
 
 
@@ -235,8 +265,11 @@ def maxtext(scratch: Path) -> Save:
 LAYOUTS: dict[str, Callable[[Path], Save]] = {
     "verl": verl, "verl LoRA": lambda scratch: verl(scratch, lora=True),
     "verl LoRA, old": lambda scratch: verl(scratch, lora=True, old=True),
-    "verl hf_model": verl_hf, "verl Megatron": verl_megatron, "OpenRLHF": openrlhf, "NeMo": nemo,
+    "verl hf_model": verl_hf, "verl Megatron": verl_megatron,
+    "verl Megatron 0.19": lambda scratch: verl_megatron(scratch, old=False), "OpenRLHF": openrlhf, "NeMo": nemo,
     "NeMo adapter": lambda scratch: nemo(scratch, adapter=True), "NeMo pieces": lambda scratch: nemo(scratch, consolidated=False),
     "prime-rl": prime_rl, "prime-rl pieces": prime_rl_pieces, "VeOmni": veomni, "VeOmni hf_ckpt": veomni_hf, "torchtitan": torchtitan,
-    "Megatron": megatron, "Megatron, old": megatron_old, "ms-swift": swift, "MaxText": maxtext,
+    "Megatron": megatron, "Megatron 0.19": lambda scratch: megatron(scratch, old=False), "Megatron-FSDP": megatron_fsdp,
+    "Megatron, old": megatron_old, "ms-swift": swift, "ms-swift Megatron-FSDP": lambda scratch: swift(scratch, fsdp=True),
+    "ms-swift save_safetensors": swift_safetensors, "MaxText": maxtext,
 }  # fmt: skip

@@ -45,7 +45,9 @@ def mistakes(saved: Save, seen: dict[str, str], count: int, part: float = 0.0) -
     for path, state in seen.items():
         if state in (TAKEN, REFUSED) and path not in saved.outcome:
             wrong.append(f"{state}, but no checkpoint: {path}")
-        elif state == TAKEN and saved.outcome[path] == TAKEN and count < saved.whole_after[path]:
+        elif state == TAKEN and saved.outcome[path] == REFUSED:
+            wrong.append(f"taken, though only its own tool reads it: {path}")
+        elif state == TAKEN and count < saved.whole_after[path]:
             wrong.append(f"early: {path}")
         elif state == REFUSED and saved.outcome[path] == REFUSED and count + bool(part) < saved.whole_after[path]:
             wrong.append(f"refused early: {path}")

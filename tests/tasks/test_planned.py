@@ -61,6 +61,8 @@ def test_a_job_that_another_process_wrote_has_the_same_tasks() -> None:
         ({"name": "../a", "command": ["x"]}, "pattern"),
         ({"name": "a", "command": ["x"], "drop": -1}, "greater than or equal"),
         ({"name": "perplexity", "command": ["x"]}, "choose another"),
+        ({"name": "a", "command": ["x", "--key", "sk-" + "a1B2" * 8]}, "report.json shows the command"),
+        ({"name": "a", "command": ["x", "https://me:word@host.example/api"]}, "report.json shows the command"),
     ],
 )
 def test_a_mistake_in_a_task_is_named(task: dict[str, Any], says: str) -> None:

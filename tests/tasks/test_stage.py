@@ -35,6 +35,8 @@ class Job:
             (folder / name).mkdir(parents=True)
         (folder / "merge" / "model.safetensors").write_bytes(b"m")
         (folder / "onnx" / "model.onnx").write_bytes(b"o")
+        (folder / "pin").mkdir()
+        (folder / "pin" / "tokenizer.json").write_text("{}")
         self.checked("passed")
         tasks = [{"name": "mine", "variants": ("onnx",), "limit_seconds": 60, **task}]
         self.work = Work(export=ExportOptions(variants=("pytorch", "onnx")), validation=ValidateOptions.model_validate({"tasks": tasks}))
@@ -82,15 +84,30 @@ def test_a_command_gets_the_folder_of_each_model_and_what_it_is(tmp_path: Path) 
     job.live()
     job.artifact()
     live, artifact = map(json.loads, keep.read_text().splitlines())
-    assert (live["live"], live["variant"], live["folder"]) == (True, "pytorch", str(tmp_path / "job" / "merge"))
+    assert (live["live"], live["variant"], live["folder"]) == (
+        True,
+        "pytorch",
+        str(tmp_path / "job" / "evaluate-live" / "temporary" / "model"),
+    )
     assert (artifact["live"], artifact["variant"], artifact["folder"]) == (False, "onnx", str(tmp_path / "job" / "onnx"))
     assert (live["task"], live["limit"], live["step"], live["run"]) == ("mine", 12, 4, "run")
+
+
+def test_the_folder_of_the_live_model_has_its_tokenizer(tmp_path: Path) -> None:
+    found = (
+        "import json, os, sys; print(json.dumps({'items': [{'id': n, 'score': 1} for n in os.listdir(json.load(sys.stdin)['folder'])]}))"
+    )
+    job = Job(tmp_path, command=python(found))
+    job.live()
+    answer = json.loads((tmp_path / "evaluate-live" / "staging" / "mine.json").read_bytes())
+    assert {item["id"] for item in answer["items"]} == {"model.safetensors", "tokenizer.json"}
 
 
 @pytest.mark.parametrize(
     ("program", "says"),
     [
         ("import sys; sys.exit(3)", "exit code 3"),
+        ("raise ValueError('no data set')", 'exit code 1; the last line of its standard error is "ValueError: no data set"'),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
         ("print('Accuracy: 0.5')", "no JSON"),
         ('print(\'{"items": [{"id": 1, "score": NaN}]}\')', "no finite number"),
@@ -107,6 +124,7 @@ def test_a_bad_answer_is_one_sentence_and_takes_no_artifact(tmp_path: Path, prog
     assert check.verdict is Verdict.PASSED
     assert says in check.figures["tasks"]["mine"]["failed"]
     assert len(output.warnings) == 1 and says in output.warnings[0]
+    assert "`ckptd logs --job j --stage evaluate-onnx`" in output.warnings[0]
     assert not output.reusable
     limited = task.model_copy(update={"drop": 0.5})
     job.work = job.work.model_copy(update={"validation": job.work.validation.model_copy(update={"tasks": (limited,)})})
@@ -116,16 +134,29 @@ def test_a_bad_answer_is_one_sentence_and_takes_no_artifact(tmp_path: Path, prog
 
 def test_what_gave_nothing_of_the_live_model_is_not_run_on_an_artifact(tmp_path: Path) -> None:
     count = tmp_path / "count"
-    job = Job(tmp_path / "job", command=python(f"open({str(count)!r}, 'a').write('x')"))
+    job = Job(tmp_path / "job", command=python(f"open({str(count)!r}, 'a').write('x'); raise ValueError('no data set')"), drop=0.1)
     assert not job.live().reusable
     output = job.artifact()
-    assert "nothing of the live model" in output.checks[0].figures["tasks"]["mine"]["failed"]
-    assert count.read_text() == "x"
+    (reason,) = output.checks[0].reasons
+    assert "no answer of the live model" in reason and "ValueError: no data set" in reason
+    assert count.read_text() == "x" and not output.warnings, "the warning is that of the live model"
 
 
 def test_no_such_program_is_said(tmp_path: Path) -> None:
     output = Job(tmp_path, command=("/no/such/program",)).live()
     assert "there is no program '/no/such/program'" in output.warnings[0].replace('"', "'")
+
+
+def test_what_a_command_leaves_running_ends_before_its_answer_counts(tmp_path: Path) -> None:
+    """It could write into the artifact afterwards."""
+    left = tmp_path / "pid"
+    program = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(left)!r}, 'w').write(str(p.pid))\n{ANSWERS}"
+    output = Job(tmp_path / "job", command=python(program)).live()
+    assert output.figures["tasks"]["mine"]["value"] == 1.0
+    deadline = time.monotonic() + 30
+    while _runs(int(left.read_text())):
+        assert time.monotonic() < deadline, "its child still runs"
+        time.sleep(0.05)
 
 
 def test_a_command_that_takes_too_long_is_ended_with_what_it_began(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from handlers.validate.workers.client import EngineWorker
 from tests.onnx.conftest import make_context
 
 ON_GPU = {"tensorrt", "tensorrt-fp16", "check-tensorrt", "check-tensorrt-fp16", "check-tensorrt-rtx", "check-tensorrt-rtx-fp16", "speed"}
+ON_GPU |= {f"evaluate-{name}" for name in ("tensorrt", "tensorrt-fp16", "tensorrt-rtx", "tensorrt-rtx-fp16")}
 
 
 def test_no_other_stage_sees_a_gpu_or_is_made_again_for_one(tmp_path: Path) -> None:

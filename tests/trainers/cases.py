@@ -62,6 +62,7 @@ def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
 _TWO_RANKS = "two ranks with gloo on the CPU, with a setting that makes accelerate allow FSDP there"
 _MANAGER = "verl's checkpoint manager ran in a short loop instead of its trainer, on two ranks with gloo on the CPU"
 _RECIPE = "torchtune's model and checkpointer ran in a short loop instead of its recipe"
+_CALLBACKS = "VeOmni's callbacks ran in a short loop instead of its trainer"
 _ACCELERATED = (
     Place("step_4", TAKEN, "accelerate_full/step-4"),
     *(Place(f"epoch_{epoch}", TAKEN, f"accelerate_full/step-{step}") for epoch, step in enumerate((3, 6))),
@@ -160,6 +161,11 @@ CASES = (
         "LLaMA-Factory's `load_model`",
     ),
     Case(
+        "swift_sft", "ms-swift, LoRA", "ms-swift", "swift", "`checkpoint-N` with an adapter; a link `last-checkpoint`",
+        _steps("swift_sft", 2, 4), "causal", "`AutoModelForCausalLM`",
+        note="with `--add_version false`, so that the run's name is the same each time",
+    ),
+    Case(
         "unsloth_sft", "Unsloth, LoRA", "unsloth", "unsloth", "`outputs/checkpoint-N`, `lora_model`; with `-bnb-4bit` in the base's name",
         (*_steps("unsloth_sft", 2, 4, below="outputs/"), Place("lora_model", TAKEN, "unsloth_sft/lora_model/final")), "unsloth",
         "`FastLanguageModel`", "`base.map` or `base.search`, so that ckptd finds the base's folder; best the one in 16 bits",
@@ -213,6 +219,33 @@ CASES = (
         ),
         "causal", "`AutoModelForCausalLM`", beside=("epoch_0_step_2/optim", "epoch_0_step_4/optim", "epoch_0_step_4/model"),
         note="NeMo AutoModel's checkpointer ran in a short loop instead of its recipe",
+    ),
+    Case(
+        "veomni_full", "VeOmni, all weights", "veomni", "veomni",
+        "`checkpoints/global_step_N` in pieces, saved asynchronously, with `model_assets` beside; the last one with `hf_ckpt`, in bfloat16",
+        (
+            *(Place(f"checkpoints/global_step_{n}", TAKEN, f"veomni_full/checkpoints/step-{n}") for n in (2, 4)),
+            Place("checkpoints/global_step_5/hf_ckpt", TAKEN, "veomni_full/checkpoints/step-5"),
+        ),
+        "causal", "`AutoModelForCausalLM`", beside=("checkpoints/global_step_5",),
+        note=f"{_CALLBACKS}; the last step was moved into the run when it was whole, and compared with the live model in bfloat16",
+    ),
+    Case(
+        "veomni_lora", "VeOmni, LoRA", "veomni", "veomni",
+        "the adapter in pieces in `checkpoints/global_step_N`, without its configuration; at the end `global_step_N` in PEFT's form",
+        (
+            *(Place(f"checkpoints/global_step_{n}", REFUSED, reason="a sharded adapter, but no adapter_config.json") for n in (2, 4)),
+            Place("global_step_4", TAKEN, "veomni_lora/step-4"),
+        ),
+        "causal", "`AutoModelForCausalLM`", "nothing; to export the pieces too, `adapter_config.json` in `checkpoints`, once",
+        f"{_CALLBACKS}; the adapter was compared with the live one in bfloat16, in which VeOmni saves it at the end",
+    ),
+    Case(
+        "megatron_core", "Megatron-Core, torch_dist", "megatron-core", "megatron",
+        "`iter_N` in its own names, with `metadata.json`; `latest_checkpointed_iteration.txt`",
+        tuple(Place(f"iter_000000{n}", REFUSED, reason="Megatron's weights have other names and shapes") for n in (2, 4)), "",
+        setting="convert them with the command that the log gives",
+        note="Megatron-Core's model and `dist_checkpointing` ran in a short loop instead of its trainer",
     ),
     Case(
         "openrlhf_sft", "OpenRLHF with `--ckpt.save_hf`", "openrlhf", "openrlhf",

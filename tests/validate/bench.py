@@ -137,8 +137,10 @@ def measured(
     *,
     new_tokens: int = 10,
     halves: bool = False,
+    merging: bool = False,
 ) -> Bench:
-    """Run the live model of a checkpoint, which has been merged, over a few prompts. `halves`: as if the merge were in 16 bits."""
+    """Run the live model of a checkpoint, which has been merged, over a few prompts. `halves`: as if the merge were in 16 bits. `merging`:
+    it is asked last what the merge has to answer."""
     scratch.mkdir()
     subject = subject_of(merged)
     subject = replace(subject, labels=live_labels(subject, base))
@@ -153,9 +155,8 @@ def measured(
     reference.files = scratch / "files"
     if reference.long is not None:
         reference.long = replace(reference.long, halves=halves)
-    folder = ModelFolder(merged)
-    if halves and base is not None and subject.kind == "causal" and rounded.chooses_experts(folder.config):
-        rounded.ask(live, reference, folder.main_dtype, scratch)
+    if merging:
+        rounded.ask(live, reference, rounded.Merging(pin, ModelFolder(base) if base else None, ModelFolder(merged)), scratch, quiet)
     return Bench(reference, subject, scratch, merged)
 
 
@@ -168,6 +169,8 @@ def beside_live(
     live = cast(EngineWorker, Direct("live", spec.model_copy(update={"task": subject.task})))
     options = ValidateOptions(samples=prompts, new_tokens=tokens, speed_tokens=0)
     reference = measure(LiveModel(live, subject, live_on), models.TEXTS[:prompts], options, scratch, quiet)
+    base = ModelFolder(Path(spec.base)) if spec.base else None
+    rounded.ask(live, reference, rounded.Merging(Path(spec.folder), base, ModelFolder(merged), live_on), scratch, quiet)
     artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
     examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=quiet)
     return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"]), reference

@@ -444,11 +444,11 @@ class Bank:
         variant = {"classifier": "onnx", "translator": "onnx", "sentences": "pytorch"}[kind]
         return variant, self._other(kind) / "artifact"
 
-    def bench(self, kind: str, scratch: Path) -> Bench:
-        """The live model of a kind, measured."""
+    def bench(self, kind: str, scratch: Path, *, merging: bool = False) -> Bench:
+        """The live model of a kind, measured; `merging` as for `measured`."""
         if kind in (*CAUSAL, *COMPRESSED):
             lab = self.lab()
-            return measured(lab.checkpoint(), lab.base, lab.made("sound", "pytorch"), scratch, sabotage.PROMPTS)
+            return measured(lab.checkpoint(), lab.base, lab.made("sound", "pytorch"), scratch, sabotage.PROMPTS, merging=merging)
         root = self._other(kind)
         return measured(root / "adapter", root / "base", root / "merged", scratch)
 

@@ -82,17 +82,17 @@ def test_what_a_look_decided_stays_decided() -> None:
 
 
 def test_agreement_does_not_count_where_the_divergence_is_certainly_at_most_half_of_its_limit_unless_it_was_demanded() -> None:
-    figures = Likeness(kl=0.005, agreement=0.7, error_max=1.0)
-    look = Look({"kl": _texts([0.004, 0.005, 0.006] * 8), "agreement": _texts([0.7, 0.72, 0.68] * 8)})
+    figures = Likeness(kl=0.005, agreement=0.75, error_max=1.0)
+    look = Look({"kl": _texts([0.004, 0.005, 0.006] * 8), "agreement": _texts([0.75, 0.77, 0.73] * 8)})
     excused = _decision("agreement", decide(figures, look, LIMITS, demanded=False))
-    assert excused.outcome == "passed" and excused.value == pytest.approx(0.7)
+    assert excused.outcome == "passed" and excused.value == pytest.approx(0.75)
     assert _decision("agreement", decide(figures, look, LIMITS, demanded=True)).outcome == "failed"
     larger = Look({**look.texts, "kl": _texts([0.04, 0.041, 0.039] * 8)})
     assert _decision("agreement", decide(figures, larger, LIMITS, demanded=False)).outcome == "failed"
-    check = _judged({"agreement": 0.7, "kl": 0.005}, look.texts)
+    check = _judged({"agreement": 0.75, "kl": 0.005}, look.texts)
     assert check.verdict is Verdict.PASSED
     assert (
-        "agreement 0.7 is below the limit 0.85 and does not count: the divergence of 0.005 nats is certainly" in check.figures["notes"][0]
+        "agreement 0.75 is below the limit 0.85 and does not count: the divergence of 0.005 nats is certainly" in check.figures["notes"][0]
     )
 
 
@@ -103,6 +103,17 @@ def test_an_error_beyond_the_limit_is_a_fact_and_none_bounds_the_share_of_positi
     more = _decision("error", decide(figures, Look({"error": [(1.0, 50.0)] * 64}), LIMITS))
     assert more.high is not None and more.high < none.high / 4
     assert _decision("error", decide(figures, Look({"error": [(1.0, 50.0)] * 63 + [(2.1, 50.0)]}), LIMITS)).outcome == "failed"
+
+
+def test_no_divergence_excuses_that_far_more_choices_differ_than_may() -> None:
+    look = Look({"kl": _texts([0.004, 0.005, 0.006] * 8), "agreement": _texts([0.6, 0.62, 0.58] * 8)})
+    decisions = decide(Likeness(kl=0.005, agreement=0.6, error_max=1.0), look, LIMITS, demanded=False)
+    assert _decision("agreement", decisions).outcome == "failed"
+    assert _judged({"agreement": 0.6, "kl": 0.005}, look.texts).verdict is Verdict.FAILED
+    few = Look({"kl": _texts([0.004, 0.005]), "agreement": _texts([0.0, 0.6])})
+    undecided = decide(Likeness(kl=0.0045, agreement=0.3, error_max=1.0), few, LIMITS, demanded=False)
+    assert _decision("agreement", undecided).outcome == "undecided"
+    assert not kept(_decision("agreement", undecided), "figure", _decision("kl", undecided))
 
 
 @pytest.mark.parametrize("limit", ["kl", "agreement", "perplexity"])
@@ -131,11 +142,29 @@ def test_what_counts_where_a_limit_is_undecided_is_configured_and_told(values: l
     texts = {"kl": _texts(values)}
     verdicts = {wins: _judged({"kl": float(np.mean(values))}, texts, wins) for wins in ("figure", "accept", "reject")}
     assert [check.verdict for check in verdicts.values()] == [figure, Verdict.PASSED, Verdict.FAILED]
-    for check, words in zip(verdicts.values(), ("the figure counts", "it counts as kept", "it counts as missed"), strict=True):
-        (told,) = check.figures["notes"]
-        assert told.startswith(f"KL {np.mean(values):.3g}, certainly between ") and words in told
-        assert "limit 0.05: undecided after 4 prompts" in told
+    by_figure = "kept" if figure is Verdict.PASSED else "missed"
+    told_as = f'"figure", so the figure counts: {by_figure}', '"accept", so it counts as kept', '"reject", so it counts as missed'
+    for check, words in zip(verdicts.values(), told_as, strict=True):
+        (told,) = (sentence for sentence in (*check.figures["notes"], *check.reasons) if "KL" in sentence)
+        assert told.startswith(f"KL {np.mean(values):.3g} nats, certainly between ") and told.endswith(f"(validate.undecided is {words})")
+        assert "undecided after 4 prompts whether it is within the limit 0.05" in told
+        assert any("divergence" in reason for reason in check.reasons) == (by_figure == "missed" and words != told_as[1])
         assert _decision("kl", tuple(Decision(**row) for row in check.figures["decisions"])).outcome == "undecided"
+
+
+@pytest.mark.parametrize(("agreement", "verdict"), [(0.99, Verdict.PASSED), (0.2, Verdict.FAILED)])
+@pytest.mark.parametrize("undecided", ["figure", "accept", "reject"])
+def test_what_counts_where_texts_do_not_decide_is_not_asked_of_pictures(undecided: Undecided, agreement: float, verdict: Verdict) -> None:
+    kl = 0.001 if verdict is Verdict.PASSED else 5.0
+    media = {"agreement": agreement, "kl": kl, "error_max": 0.1, "positions": 96}
+    assert _judged({"media": media}, {"kl": _texts([0.001] * 6)}, undecided).verdict is verdict
+
+
+def test_a_share_of_the_fine_tuning_that_is_unproved_is_not_called_too_small() -> None:
+    shares = [(0.95, 1.0), (0.5, 1.0), (0.99, 1.0)]
+    figures = {"fine_tuning": 0.81, "distance_from_live": 0.1, "distance_from_base": 1.0}
+    reason = _judged(figures, {"fine_tuning": shares}, "reject").reasons[0]
+    assert reason.startswith("share of the fine-tuning 0.813, certainly between ") and reason.endswith("so it counts as missed)")
 
 
 def test_one_text_decides_nothing_and_pieces_of_a_text_are_one() -> None:

@@ -17,7 +17,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
-from handlers.validate.checks import notes
+from handlers.validate import deciding
 from handlers.validate.checks.examination import Examination
 from handlers.validate.verdict import judge
 
@@ -72,10 +72,9 @@ def test_a_cache_that_repeats_one_token_is_found_in_rounded_graphs(variant: str,
     assert passes or "the cache is broken" in check.reasons[0]
 
 
-def judged(agreement: float, kl: float | None, limits: Thresholds = LIMITS, *, upper: float | None = None) -> ArtifactCheck:
-    """Of a form whose divergence is `upper` at most; by default little more than its mean."""
-    interval = None if kl is None or upper == 0 else (0.0, upper or 1.2 * kl)
-    figures = CheckFigures(agreement=agreement, kl=kl, kl_interval=interval, error_max=0.4, positions=120, logit_std=1.0)
+def judged(agreement: float, kl: float | None, limits: Thresholds = LIMITS) -> ArtifactCheck:
+    """By figures alone."""
+    figures = CheckFigures(agreement=agreement, kl=kl, error_max=0.4, positions=120, logit_std=1.0)
     return judge("onnx-int4", catalog().variants["onnx-int4"].limits, Examination(figures=figures), limits)
 
 
@@ -92,9 +91,8 @@ def test_choices_between_almost_equal_answers_do_not_count() -> None:
         check = judged(agreement, kl, limits)
         assert check.verdict is Verdict.FAILED and check.reasons[0].startswith(f"agreement {agreement}"), limits
         assert "does not count" not in str(check.figures["notes"])
-    for upper in (0.021, 0):  # the interval ends above a fifth of the limit; from one prompt there is none
-        assert judged(0.75, 0.0057, upper=upper).verdict is Verdict.FAILED
-    assert judged(0.75, 0.0057, upper=0.02).verdict is Verdict.PASSED
+    assert judged(0.75, 0.02).verdict is Verdict.PASSED
+    assert judged(0.55, 0.0057).verdict is Verdict.FAILED
     assert judged(0.81, 0.0057).figures["notes"] == []
     strict = LIMITS.scaled("strict")  # asks for an agreement of 0.9 too, but nobody has set that
     assert (
@@ -104,7 +102,7 @@ def test_choices_between_almost_equal_answers_do_not_count() -> None:
 
 
 def test_the_benchmark_knows_where_choices_do_not_count() -> None:
-    assert _limits.EVEN == notes.EVEN
+    assert _limits.EVEN == deciding.EVEN_FIGURE
 
 
 def test_where_two_distributions_part() -> None:

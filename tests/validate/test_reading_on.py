@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.rows import Text
 from handlers.texts.selection import choose_calibration, comparison_texts, further_texts
-from handlers.validate import record
+from handlers.validate import reading_on, record
 from handlers.validate.checks.live.further import FurtherTexts
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
@@ -76,13 +78,21 @@ def test_a_budget_that_is_spent_leaves_it_undecided_and_what_is_configured_count
     check = again(limits={"onnx-int8": {"kl": kl}}, most_samples=4, undecided="reject")
     decision = _decisions(check)["kl"]
     assert decision["outcome"] == "undecided" and decision["texts"] == 4 and decision["looks"] == 2
-    assert check.verdict is Verdict.FAILED and "by 4 prompts" in check.reasons[0]
-    assert any("undecided after 4 prompts; by validate.undecided it counts as missed" in note for note in check.figures["notes"])
+    assert check.verdict is Verdict.FAILED
+    (told,) = (sentence for sentence in (*check.reasons, *check.figures["notes"]) if sentence.startswith("KL "))
+    assert "undecided after 4 prompts" in told and told.endswith('validate.undecided is "reject", so it counts as missed)')
 
 
 def test_without_room_for_the_live_model_it_stays_undecided_with_the_reason(again: Again) -> None:
     notes = again(most_samples=8, memory=64 << 20).figures["notes"]
     assert any("because the live model needs" in note and "of memory beside it" in note for note in notes)
+
+
+def test_a_worker_that_has_ended_takes_no_memory() -> None:
+    """It is asked for its share before anything else finds out that it is gone."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert reading_on._resident(ended.pid) == 0 < reading_on._resident(os.getpid())
 
 
 def test_further_texts_serve_no_other_purpose(rows: Path) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from daemon.contract.jobs.messages import Verdict
 from handlers.merge.api import merge_adapter
+from handlers.models.folder import ModelFolder
 from handlers.validate.checks.live import rounded
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
 from tests.sharing import shared
 from tests.validate import odd_models, sabotage, zoo
-from tests.validate.bench import Bench, Direct, measured
+from tests.validate.bench import Bench, Direct, measured, quiet
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
 EXPERTS = next(odd for odd in odd_models.ODD if odd.name == "experts of Mixtral in bf16")
@@ -54,7 +55,8 @@ def bench(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def _ask(adapter: Path, folder: Path, bench: Bench, scratch: Path) -> None:
     live = Direct("live", EngineSpec(engine="live", folder=str(adapter), base=str(folder / "base")))
     live.load()
-    rounded.ask(cast(EngineWorker, live), bench.reference, "bfloat16", scratch)
+    merging = rounded.Merging(adapter, ModelFolder(folder / "base"), ModelFolder(folder / "merged"))
+    rounded.ask(cast(EngineWorker, live), bench.reference, merging, scratch, quiet)
 
 
 def test_a_sound_merge_is_nearer_to_the_live_model_that_was_rounded_too_and_passes(folder: Path, bench: Bench) -> None:

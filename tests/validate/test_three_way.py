@@ -232,7 +232,10 @@ def test_special_tokens_are_compared_as_programs_read_them(tmp_path: Path) -> No
     (base / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}, "pad_token": null}')
     (pin / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     wanted = special_tokens.expected(pin, base)
-    assert wanted == {"ids": {"eos_token_id": [2, 5], "pad_token_id": 0}, "names": {"eos_token": "</s>"}}
+    assert wanted == {
+        "ids": {"eos_token_id": [2, 5], "pad_token_id": 0}, "config": {"eos_token_id": 2, "pad_token_id": 0},
+        "names": {"eos_token": "</s>"},
+    }  # fmt: skip
     assert special_tokens.difference(artifact, wanted) is None, "a folder without these files has none that are wrong"
     (artifact / "config.json").write_text('{"eos_token_id": 2, "text_config": {"pad_token_id": 0}}')
     assert special_tokens.difference(artifact, wanted) == "its special tokens are not the live model's: eos_token_id is 2 instead of [2, 5]"

@@ -65,6 +65,11 @@ class FaultCode(StrEnum):
 
     To do: Export the checkpoint again; `ckptd verify` lists all that is damaged.
     """
+    FOREIGN_CODE = "foreign-code"
+    """An artifact that is checked again holds code, which runs when it is loaded.
+
+    To do: Give `ckptd verify` the option `--trust` if you trust who made it.
+    """
     NO_ANSWER = "no-answer"
     """The running daemon did not answer a reload request in time.
 

@@ -43,8 +43,7 @@ OWN_KEYS = {
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "fill_rows", "trust_remote_code"}),
     "validation": frozenset({
         "samples", "most_samples", "undecided", "new_tokens", "prompts", "data", "speed_tokens", "long_tokens", "bases",
-        "publish_unverified", "on_failed_check",
-        "fallback_minutes", "thresholds", "strictness", "limits", "tasks",
+        "publish_unverified", "on_failed_check", "fallback_minutes", "thresholds", "strictness", "limits", "tasks", "keep_answers",
     }),
 }  # fmt: skip
 """Keys of ours that the output of a format's stage may depend on."""

@@ -583,6 +583,10 @@ class CheckFigures(Likeness):
     """The same for each side that is padded; missing for a causal language model, which is padded on the left."""
     merged_error_max_absolute: float | None = None
     """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
+    merge_error: float | None = None
+    """Largest |Δ| from what the live model answers once PEFT has merged it and each weight was rounded once to the dtype in which it is
+    stored, in standard deviations, but for 2 % of the positions; null where it is infinite. Of the merged model alone; missing where PEFT
+    can't tell."""
     media: Likeness | None = None
     """How near it is to the live model where it reads made-up pictures or sounds with a question; missing for models of text alone, and for
     artifacts that are the language part alone."""

@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
+from daemon.contract.faults.secrets import holds_secret
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target as DeployTarget
 from daemon.contract.formats.stages import LONG_SHORTEST
@@ -169,6 +170,11 @@ class Task(Frozen):
             raise ValueError("a command begins with a program, a task of the harness has a name, and nothing has a byte 0")
         if self.command and "/" in self.command[0] and not self.command[0].startswith("/"):
             raise ValueError("a command begins with an absolute path, or with the name of a program of PATH: it runs in a temporary folder")
+        if any(map(holds_secret, self.command)):
+            raise ValueError(
+                "a word of the command is a token or has a password in it, and report.json shows the command: let the program read it"
+                " from a file, or from a variable that limits.pass_environment names"
+            )
         if (self.include or self.chat_template) and not self.harness:
             raise ValueError("include and chat_template are for tasks of the harness alone")
         if self.harness and self.better != "higher":

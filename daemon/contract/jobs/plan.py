@@ -73,7 +73,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     )  # fmt: skip
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 8, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 9, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
             memory_fixed=1200 * MIB, memory_fp32=1.3, memory_long=LONG_MEMORY, disk_fixed=160 * MIB, layerwise=1,
             settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.long_tokens", "validation.bases",
@@ -81,7 +81,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 8, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 9, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2,
             memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
             settings=(*(f"validation.thresholds.{name}" for name in merged), *DECIDING),
@@ -120,7 +120,7 @@ def _check(variant: Variant) -> StageSpec:
     pytorch = ("torch", "transformers") if limits.pytorch or limits.twin else ()
     libraries = tuple(dict.fromkeys(("sentencepiece", *pytorch, *variant.libraries)))
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 9, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 10, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,
@@ -139,7 +139,8 @@ def _evaluation(variant: Variant, checks: Iterable[StageSpec]) -> StageSpec:
         needs=("reference", LIVE, variant.name), after=(check.name if check else "merged",),
         about=f"the tasks of [[validate.tasks]] on {variant.name}, item by item beside the live model",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, disk_fixed=128 * MIB, resumable=True,
-        settings=("validation.tasks", "merge.base"), libraries=check.libraries if check else ("torch", "transformers", "sentencepiece"),
+        settings=("validation.tasks", "validation.undecided", "merge.base"),
+        libraries=check.libraries if check else ("torch", "transformers", "sentencepiece"),
         light=check is not None and check.light, gpu=variant.limits.gpu,
     )  # fmt: skip
 

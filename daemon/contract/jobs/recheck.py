@@ -13,6 +13,8 @@ ANSWERS_INPUT = "answers"
 """Input of that stage: the file of kept answers, in place of the folder `reference`."""
 FOREIGN = "foreign"
 """Input of a stage that checks what another program made: its folder."""
+TRUSTED = "trusted"
+"""The same where a person trusts what is checked: code in it is run."""
 
 
 class Rechecked(Frozen):

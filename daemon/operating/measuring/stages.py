@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import sys
 import tempfile
@@ -54,9 +55,10 @@ def scratch(state: Path) -> Iterator[Path]:
         make_private(state)
         above = StatePaths(state).state / FOREGROUND
         above.mkdir(mode=0o700, exist_ok=True)
-        _sweep(above)
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=above))
-        lock = _locked(folder)
+        with _turn(above):
+            _sweep(above)
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=above))
+            lock = _locked(folder)
     except OSError as error:
         if error.errno in FULL_DISK:
             raise from_oserror(error, "make a folder for the work", str(state)) from None
@@ -67,6 +69,18 @@ def scratch(state: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.close()
+
+
+@contextlib.contextmanager
+def _turn(above: Path) -> Iterator[None]:
+    """Keep other commands from sweeping meanwhile: they would take a folder that is not locked yet for one that was left."""
+    place = os.open(above, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def _locked(folder: Path) -> IO[bytes] | None:

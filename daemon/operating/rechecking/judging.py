@@ -18,7 +18,7 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import LAYER_BY_LAYER, WITHOUT_TWIN, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import check_of
-from daemon.contract.jobs.recheck import ANSWERS_INPUT, ENTRY, FOREIGN, Rechecked
+from daemon.contract.jobs.recheck import ANSWERS_INPUT, ENTRY, FOREIGN, TRUSTED, Rechecked
 from daemon.operating.measuring.stages import Progress, Stages, Wanted
 from daemon.operating.rechecking.subject import OPERATION, Subject
 from daemon.toolchains.registry import Toolchains
@@ -60,7 +60,7 @@ class Rechecking:
         if obstacle is not None or variant is None or spec is None:
             reason, remedy = obstacle or ("", "")
             return Rechecked(variant=name, folder=str(folder), verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
-        inputs = self._inputs(variant, folder)
+        inputs = {**self._inputs(variant, folder), **({TRUSTED: str(folder)} if self._subject.trusted else {})}
 
         def said(done: float, what: str) -> None:
             self._progress.said((place + done) / of, f"{name}: {what}")

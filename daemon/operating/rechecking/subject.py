@@ -33,6 +33,8 @@ class Subject:
     """Variant → folder of each artifact of the export with which these may be compared; none where another program made them."""
     foreign: bool = False
     """Another program made it."""
+    trusted: bool = False
+    """Code in it may be run."""
     problem: Fault | None = None
     """Why nothing of it can be checked."""
 

@@ -51,7 +51,7 @@ def read(path: Path) -> Header:
             raise ValueError(f"{path.name} is no GGUF file of version 2 or 3")
         try:
             return _read(data, *struct.unpack_from("<QQ", data, 8))
-        except (struct.error, KeyError) as error:
+        except (struct.error, KeyError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
             raise ValueError(f"the keys of {path.name} can't be read: {error}") from error
 
 

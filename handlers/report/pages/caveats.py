@@ -68,7 +68,9 @@ def _replacements(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _warnings(report: Report) -> Iterator[tuple[str, str]]:
-    yield from ((_subject(report, warning.source), warning.text) for warning in report.warnings)
+    for warning in report.warnings:
+        subject = _subject(report, warning.source)
+        yield subject, warning.text.removeprefix(f"{subject}: ")  # the page names the row itself
 
 
 def _fallbacks(report: Report) -> Iterator[tuple[str, str]]:

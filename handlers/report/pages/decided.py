@@ -32,6 +32,8 @@ class Row:
     """Between which values it certainly is."""
     allowed: str
     outcome: str
+    why: str
+    """Why it counts as kept where the bounds alone do not say so."""
     texts: int
 
 
@@ -72,11 +74,14 @@ def _row(variant: str, decision: Decision) -> Row:
         certain = (
             ""
             if decision.high is None
-            else translated("beyond it at most {share} of the positions").format(share=units.percent(decision.high))
+            else translated("beyond the limit at most {share} of all positions").format(share=units.percent(decision.high))
         )
     elif decision.low is not None and decision.high is not None:
         certain = units.span((decision.low, decision.high), show)
+    excused = decision.limit == "agreement" and decision.outcome == "passed" and (decision.low or 0.0) < decision.allowed
+    why = translated("does not count, as KL is certainly at most half of its limit") if excused else ""
+    unit = translated("KL, nats") if decision.limit == "kl" else translated(_LIMITS.get(decision.limit, decision.limit))
     return Row(
-        variant, translated(_LIMITS.get(decision.limit, decision.limit)), show(decision.value), certain or units.NOTHING,
-        f"{'≥' if decision.limit in _LEAST else '≤'} {show(decision.allowed)}", decision.outcome, decision.texts,
+        variant, unit, show(decision.value), certain or units.NOTHING,
+        f"{'≥' if decision.limit in _LEAST else '≤'} {show(decision.allowed)}", decision.outcome, why, decision.texts,
     )  # fmt: skip

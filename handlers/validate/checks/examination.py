@@ -113,6 +113,8 @@ class Merged:
     """Folder of its logits, see `logits_file`."""
     tokens: Sequence[list[int]] = ()
     """What it decoded; nothing for encoders."""
+    unlike: str | None = None
+    """That it is another merge than PEFT's, as the reason of a finding; None where nobody says so."""
 
 
 def examine(
@@ -142,6 +144,7 @@ def examine(
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     result.compared, result.tuned, result.unit = live, tuned, reference.logit_std
     tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
+    of_peft = rounded.OfPeft(reference.logit_std) if _is_merge(worker.name) and all(sample.merged for sample in reference.samples) else None
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
     odd = _rare(reference, about.context_length)
@@ -161,6 +164,8 @@ def examine(
             rows.append(live.add(wanted, logits, reference.following(sample), same_text=sample.piece))
             if tied is not None and sample.rounded is not None:
                 tied.add(np.load(sample.rounded), logits, reference.following(sample))
+            if of_peft is not None and sample.merged is not None:
+                of_peft.add(np.load(sample.merged), logits)
             figures = PromptFigures(**rows[-1].summary.given)
             if merged is not None:
                 figures = figures.plus(
@@ -199,6 +204,9 @@ def examine(
         result.figures = result.figures.plus(media=seen)
     if tied is not None:
         result.figures = result.figures.plus(rounded=tied.figures())
+    if of_peft is not None:
+        result.figures = result.figures.plus(merge_error=of_peft.error)
+        result.findings += filter(None, [of_peft.finding()])
     if (worst_sample := worst.find(worker, reference, rows, outputs)) is not None:
         result.figures = result.figures.plus(worst=worst_sample)
     return result
@@ -226,6 +234,12 @@ def _takes_batches(variant: str) -> bool:
     """Tell whether a batch may have any number of rows."""
     entry = catalog().variants.get(variant)
     return entry is None or bool({"merged", "dynamic axes"} & entry.traits)
+
+
+def _is_merge(variant: str) -> bool:
+    """Tell whether it is the merged model itself, published or not."""
+    entry = catalog().variants.get(variant)
+    return entry is None or "merged" in entry.traits
 
 
 def _batch_finding(worker: EngineWorker, reference: Reference, result: Examination, few: float) -> Finding | None:

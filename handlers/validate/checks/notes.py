@@ -5,8 +5,6 @@ Called by `verdict` once the figures are there. Each note is a sentence with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness
 from daemon.contract.jobs.options import Undecided
 from handlers.validate.arithmetic import growth
@@ -24,18 +22,17 @@ def notes(figures: CheckFigures, base: Likeness | None, *, failed: bool) -> list
 
 
 _NAMES = {"kl": "KL", "agreement": "agreement", "perplexity": "perplexity ratio", "fine_tuning": "share of the fine-tuning"}
-_WINS = {"figure": "the figure counts", "accept": "it counts as kept", "reject": "it counts as missed"}
+_WINS = {"figure": "the figure counts: ", "accept": "it counts as ", "reject": "it counts as "}
 
 
-def undecided(decisions: Sequence[Decision], wins: Undecided, stopped: str | None) -> list[str]:
-    """Give the limits of which the texts do not say whether they are kept. `stopped`: why no more texts were read, as a clause."""
-    why = f"; no more were read, because {stopped}" if stopped else ""
-    return [
-        f"{_NAMES[decision.limit]} {_number(decision.value)}, {_between(decision)}, limit {decision.allowed:.3g}: undecided after"
-        f" {decision.texts} prompts{why}; by validate.undecided {_WINS[wins]}"
-        for decision in decisions
-        if decision.outcome == "undecided" and decision.texts
-    ]
+def undecided(decision: Decision, wins: Undecided, stopped: str | None, *, kept: bool) -> str:
+    """Say that the texts do not decide whether a limit is kept, and what counts. `stopped`: why no more texts were read, as a clause."""
+    more = "" if stopped is None else f", and no more were read, because {stopped}"
+    return (
+        f"{_NAMES[decision.limit]} {_number(decision.value)}{' nats' if decision.limit == 'kl' else ''}, {_between(decision)}:"
+        f" undecided after {decision.texts} prompts whether it is within the limit {decision.allowed:.3g}{more}"
+        f' (validate.undecided is "{wins}", so {_WINS[wins]}{"kept" if kept else "missed"})'
+    )
 
 
 def _between(decision: Decision) -> str:

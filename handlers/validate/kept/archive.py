@@ -28,6 +28,8 @@ MOST = 32 << 20
 """Bytes of outputs that an export keeps: nearly all positions of six prompts of 60 with 32,000 tokens, a sixth of them with 150,000."""
 LARGEST = 2 << 30
 """Bytes that an archive may unpack to."""
+MOST_FILES = 10_000
+"""That it may hold."""
 VERSION = 1
 _ABOUT = "about.json"
 _STEPS, _SCALE = ".steps.npy", ".scale.npy"
@@ -79,7 +81,9 @@ def unpack(path: Path, folder: Path, *, foreign: bool = False) -> tuple[int, int
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
                 raise ValueError(f"it unpacks to more than {LARGEST >> 30} GiB")
-            about = json.loads(archive.read(_ABOUT))
+            if len(archive.infolist()) > MOST_FILES:
+                raise ValueError(f"it holds more than {MOST_FILES:,} files")
+            about = json.loads(_read(archive, _ABOUT))
             if about.get("version") != VERSION:
                 raise ValueError(f"it is of version {about.get('version')!r}, and this ckptd knows {VERSION}: use a newer one")
             for name in (record.LOGITS, record.KNOWN):
@@ -97,6 +101,7 @@ def unpack(path: Path, folder: Path, *, foreign: bool = False) -> tuple[int, int
         TypeError,
         NotImplementedError,
         RuntimeError,
+        MemoryError,
         zlib.error,
     ) as error:
         said = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -107,7 +112,7 @@ def unpack(path: Path, folder: Path, *, foreign: bool = False) -> tuple[int, int
 def _take(archive: zipfile.ZipFile, name: str, folder: Path) -> None:
     parts = PurePosixPath(name).parts
     if name == record.REFERENCE or (len(parts) == 2 and parts[0] == record.KNOWN):
-        (folder / name).write_bytes(archive.read(name))
+        (folder / name).write_bytes(_read(archive, name))
     elif len(parts) == 2 and parts[0] == record.LOGITS and name.endswith(_STEPS):
         place = name.removesuffix(_STEPS)
         np.save(folder / place, unpacked(_array(archive, name), _array(archive, place + _SCALE)))
@@ -115,8 +120,15 @@ def _take(archive: zipfile.ZipFile, name: str, folder: Path) -> None:
         np.save(folder / name, _array(archive, name))
 
 
+def _read(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Give what an entry holds. No more of it is unpacked than it says, which `ZipFile.read` finds out once it has unpacked all."""
+    entry = archive.getinfo(name)
+    with archive.open(entry) as stream:
+        return stream.read(entry.file_size)
+
+
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    values: np.ndarray = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
+    values: np.ndarray = np.load(io.BytesIO(_read(archive, name)), allow_pickle=False)
     return values
 
 

@@ -21,15 +21,18 @@ MOST_ITEMS = 100_000
 MOST_METRICS = 100
 LONGEST = 200
 """Characters of an item's id and of a metric's name."""
+LARGEST = 1e50
+"""Of scores, weights and their inverses: sums of squares of products of them are numbers too."""
 Better = Literal["higher", "lower"]
+
+
+CORRECT = "correct the task in [[validate.tasks]], or what it runs"
 
 
 class Unanswered(Exception):
     """A task that gave no figure; the text is a clause that says why, `remedy` what to do."""
 
-    def __init__(
-        self, cause: str, remedy: str = "correct the task in [[validate.tasks]], or what it runs; `ckptd logs` shows what it printed"
-    ):
+    def __init__(self, cause: str, remedy: str = CORRECT):
         super().__init__(cause)
         self.remedy = remedy
 
@@ -123,10 +126,11 @@ def _item(value: Any, number: int) -> Item:
     if isinstance(name, bool) or not isinstance(name, str | int) or not 0 < len(str(name)) <= LONGEST:
         raise Unanswered(f"item {number} of its answer has no id: a text or whole number of at most {LONGEST} characters")
     score, weight = _number(value.get("score")), _number(value.get("weight", 1.0))
-    if score is None:
-        raise Unanswered(f"the score of item {quoted(str(name))} is no finite number")
-    if weight is None or weight < 0:
-        raise Unanswered(f"the weight of item {quoted(str(name))} is no number of at least 0")
+    if score is None or abs(score) > LARGEST:
+        given = json.dumps(value.get("score"))[:LONGEST]
+        raise Unanswered(f"the score of item {quoted(str(name))} is no finite number, or beyond {LARGEST:g}: {given}")
+    if weight is None or not (weight == 0 or 1 / LARGEST <= weight <= LARGEST):
+        raise Unanswered(f"the weight of item {quoted(str(name))} is no number of at least 0, or beyond {LARGEST:g}")
     return Item(str(name), score, weight)
 
 
@@ -136,8 +140,10 @@ def _metrics(value: Any) -> dict[str, float]:
     metrics = {}
     for name, given in value.items():
         number = _number(given)
-        if number is None or len(name) > LONGEST:
-            raise Unanswered(f"the metric {quoted(name[:LONGEST])} of its answer is no finite number")
+        if not 0 < len(name) <= LONGEST or not name.isprintable():
+            raise Unanswered(f"the name of the metric {quoted(name[:LONGEST])} is no text of at most {LONGEST} printable characters")
+        if number is None:
+            raise Unanswered(f"the metric {quoted(name)} of its answer is no finite number")
         metrics[name] = number
     return metrics
 

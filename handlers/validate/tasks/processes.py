@@ -10,6 +10,7 @@ import ctypes
 import os
 import select
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -17,12 +18,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from daemon.contract.faults.advice import quoted
 from handlers.validate.tasks.answers import Unanswered
 
 MOST_BYTES = 64 << 20
 """Of what it prints on standard output, or of one line of it."""
 POLL_SECONDS = 0.2
+_LAST_BYTES = 4096
+"""Of its standard error, in which its last line is looked for."""
 _PDEATHSIG = 1
+_STDERR = 2
 _LIBC = ctypes.CDLL(None)
 
 
@@ -31,8 +36,9 @@ class TaskProcess:
 
     def __init__(self, command: Sequence[str], folder: Path, seconds: float, safe_point: Callable[[], None]) -> None:
         """Start it in `folder`. `safe_point` is called all the time, and may raise to end it. Raises Unanswered."""
-        self._safe_point, self._seconds, self._buffer = safe_point, seconds, b""
+        self._safe_point, self._seconds, self._buffer = safe_point, seconds, bytearray()
         self._deadline = time.monotonic() + seconds
+        self._log_size = os.fstat(_STDERR).st_size
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, process_group=0,
@@ -59,23 +65,36 @@ class TaskProcess:
             if not self._read():
                 return None
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        return bytes(line)
 
     def everything(self) -> bytes:
         """All that it prints, once it has ended. Raises Unanswered, also where it ended with another exit code than 0."""
         while self._read():
             pass
         self.end()
-        return self._buffer
+        return bytes(self._buffer)
 
     def end(self) -> None:
         """Wait for its end. Raises Unanswered where that is not exit code 0."""
-        while (code := self._process.poll()) is None:
+        while not self._has_ended():
             self._check_time()
             time.sleep(POLL_SECONDS / 10)
-        if code:
+        self._end_all()
+        if code := self._process.returncode:
             how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-            raise Unanswered(f"it ended with {how}")
+            last = self._last_line()
+            raise Unanswered(
+                f"it ended with {how}; the last line of its standard error is {quoted(last)}" if last else f"it ended with {how}"
+            )
+
+    def _last_line(self) -> str:
+        """Give the last line of its standard error, which is the attempt's log; "" where that is no file, or it wrote nothing."""
+        if not stat.S_ISREG(os.fstat(_STDERR).st_mode):
+            return ""
+        with open(f"/proc/self/fd/{_STDERR}", "rb") as log:
+            log.seek(max(self._log_size, os.fstat(_STDERR).st_size - _LAST_BYTES))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
 
     def _read(self) -> bool:
         """Take what it has printed; False at the end."""
@@ -83,7 +102,7 @@ class TaskProcess:
         descriptor = self._process.stdout.fileno()
         while True:
             self._check_time()
-            ended = self._process.poll() is not None  # what it left behind may hold its output open, and is not waited for
+            ended = self._has_ended()  # what it left behind may hold its output open, and is not waited for
             if select.select([descriptor], [], [], 0 if ended else POLL_SECONDS)[0]:
                 break
             if ended:
@@ -93,6 +112,18 @@ class TaskProcess:
         if len(self._buffer) > MOST_BYTES:
             raise Unanswered(f"it printed more than {MOST_BYTES >> 20} MiB on standard output")
         return bool(block)
+
+    def _has_ended(self) -> bool:
+        """Tell whether it has; it is not waited for, so that its number is no other process's yet."""
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if self._process.returncode is None else True
+        return ended is not None
+
+    def _end_all(self) -> None:
+        """End it, and what it began and left behind in its group."""
+        if self._process.returncode is None:
+            with contextlib.suppress(OSError):  # another user's, after sudo
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _check_time(self) -> None:
         self._safe_point()
@@ -104,9 +135,7 @@ class TaskProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._end_all()
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if stream is not None:

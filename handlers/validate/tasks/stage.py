@@ -13,16 +13,18 @@ from pathlib import Path
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import EvaluationFigures, TaskFigures
-from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.messages import StageContext, Verdict
 from daemon.contract.jobs.options import Task
 from daemon.contract.jobs.plan import check_of, effective_variants, with_fallbacks
 from daemon.contract.jobs.tasks import EVALUATE, LIVE, evaluated, tasks_of
 from handlers.child.progress import Reporter, StageOutput
+from handlers.models.code import copy_code
+from handlers.models.files import copy_tokenizer
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.validate import record
 from handlers.validate.engines.registry import EngineSpec, artifact_spec, engines, live_spec
 from handlers.validate.tasks import command, comparing, harness
-from handlers.validate.tasks.answers import Answer, Unanswered, read_answer
+from handlers.validate.tasks.answers import CORRECT, Answer, Unanswered, read_answer
 from handlers.validate.workers.client import EngineWorker, WorkerFailed, toolchain_of
 
 NEXT = "correct what the reason names, then run `ckptd queue retry` with the export's id"
@@ -62,7 +64,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         for task in context.work.validation.tasks:
             if task.name in wanted:
                 figures[task.name] = _compared(task, asking, Path(context.inputs[LIVE]))
-    output.checks.append(comparing.judged(variant, figures, asking.remedies, spoilt=asking.spoilt))
+    undecided = context.work.validation.undecided
+    check = comparing.judged(variant, figures, asking.remedies, spoilt=asking.spoilt, undecided=undecided)
+    if check.verdict is not Verdict.PASSED:
+        reporter.warn(f"{variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
+    output.checks.append(check)
     output.warnings += asking.warnings
     output.reusable = not asking.failed
     return output
@@ -71,7 +77,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 def _compared(task: Task, asking: _Asking, live: Path) -> TaskFigures:
     reference = read_answer(live / f"{task.name}.json")
     if reference is None:
-        asking.lost(task, Unanswered("it gave nothing of the live model, so that there is nothing to compare with", NEXT))
+        asking.without_live(task, live)
     answer = None if reference is None else asking.answer(task)
     if answer is None or reference is None:
         return _limited(TaskFigures(failed=asking.failed[task.name]), task)
@@ -80,6 +86,11 @@ def _compared(task: Task, asking: _Asking, live: Path) -> TaskFigures:
     except Unanswered as error:
         asking.lost(task, error)
         return _limited(comparing.measured(answer).plus(failed=str(error)), task)
+
+
+def _reason_file(folder: Path, task: Task) -> Path:
+    """The file that says why the live model has no answer of a task."""
+    return folder / f"{task.name}.failed"
 
 
 def _limited(figures: TaskFigures, task: Task) -> TaskFigures:
@@ -139,14 +150,28 @@ class _Asking:
             self.lost(task, Unanswered(f"the model could not be run: {error.cause}", error.remedy))
         else:
             answer.write(kept)
+            _reason_file(Path(self._context.staging), task).unlink(missing_ok=True)
         return answer
 
     def lost(self, task: Task, error: Unanswered) -> None:
         """Go on without a task, and say why."""
-        model = "the live model" if self._live else self._variant
+        model, remedy = "the live model" if self._live else self._variant, error.remedy
+        if remedy == CORRECT:
+            remedy = f"{remedy}; `ckptd logs --job {self._context.job} --stage {self._context.stage}` shows what it printed"
         self.failed[task.name] = str(error)
-        self.remedies.append(error.remedy)
-        self.warnings.append(f"The task {task.name} gave nothing of {model}: {error}; {error.remedy}.")
+        self.remedies.append(remedy)
+        warning = f"The task {task.name} gave nothing of {model}: {error}; {remedy}"
+        self.warnings.append(f"{warning}.")
+        self._reporter.warn(warning)
+        if self._live:
+            _reason_file(Path(self._context.staging), task).write_text(str(error), "utf-8")
+
+    def without_live(self, task: Task, live: Path) -> None:
+        """Go on without a task that the live model gave nothing of: the stage of that has warned."""
+        path = _reason_file(live, task)
+        why = f": {path.read_text('utf-8')}" if path.is_file() else ""
+        self.failed[task.name] = f"there is no answer of the live model to compare with{why}"
+        self.remedies.append(NEXT)
 
     def _ask(self, task: Task) -> Answer:
         if task.harness:
@@ -156,9 +181,24 @@ class _Asking:
         same = read_answer(Path(self._context.inputs.get(LIVE, ""), f"{task.name}.json"))
         if self._variant == merged and same is not None:
             return same  # the live model as a folder is this one
-        folder = Path(self._context.inputs["merge" if self._live else self._variant])
+        folder = self._live_folder() if self._live else Path(self._context.inputs[self._variant])
         model = command.Model(merged if self._live else self._variant, live=self._live, folder=folder)
         return command.ask(task, model, self._context, self._reporter.checkpoint)
+
+    def _live_folder(self) -> Path:
+        """The merged model's folder with a tokenizer: the merge has none, and transformers then makes up an empty one without a word."""
+        context, folder = self._context, Path(self._context.temporary, "model")
+        if folder.is_dir():
+            return folder
+        folder.mkdir()
+        merge, pin, base = Path(context.inputs["merge"]), Path(context.pin), Path(context.base) if context.base else None
+        copy_tokenizer(pin, base, folder)
+        for source in (base, pin) if base else (pin,):
+            copy_code(source, folder, trusted=context.work.merge.trust_remote_code)
+        for path in merge.iterdir():
+            if not (folder / path.name).exists():
+                (folder / path.name).symlink_to(path)
+        return folder
 
     def _loaded(self) -> EngineWorker:
         """The model's worker. Raises Unanswered where no engine runs it, WorkerFailed."""

@@ -281,14 +281,26 @@ class CanRebase(Request[Obstacle]):
     command = "can_rebase"
 
 
+class Merge(Request[Rebased]):
+    """Merge the live adapter by PEFT itself; what is asked from then on is asked of the merged model, in fp32."""
+
+    command = "merge"
+    reads_model = True
+
+    dtype: str | None = None
+    """Torch's name of the 16 bits in which both the base and the merged model are stored; None where they are not."""
+    whole: bool = False
+    """PEFT merges all in `dtype`, not in fp32."""
+
+
 class Round(Request[Rebased]):
-    """Merge the live adapter by PEFT itself, with a base of a 16-bit dtype; what is asked from then on is asked of that model, in fp32."""
+    """Round each weight of the live model, once merged, to the dtype in which a folder has it, and go on in fp32."""
 
     command = "round"
     reads_model = True
 
-    dtype: str
-    """Torch's name."""
+    folder: str
+    """Of the merged model: its headers alone are read."""
 
 
 class Encode(Request[Encoding]):
@@ -559,7 +571,8 @@ class AskStats(Request[Stats]):
 REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
-        Load, Rebase, CanRebase, Round, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, LongPass, Greedy, Continue, Padding,
+        Load, Rebase, CanRebase, Merge, Round, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, LongPass, Greedy, Continue,
+        Padding,
         CompareWeights, CompareWrapper, Time, Ahead, AskStats, Transcribe, Read, ReadFiles, Generate,
     )
 }  # fmt: skip

@@ -65,8 +65,11 @@ class Commands:
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:
         return protocol.Rebased(tensors=self._engine.rebase(request.values))
 
+    def merge(self, request: protocol.Merge) -> protocol.Rebased:
+        return protocol.Rebased(tensors=self._engine.merge(request.dtype, whole=request.whole))
+
     def round(self, request: protocol.Round) -> protocol.Rebased:
-        return protocol.Rebased(tensors=self._engine.round(request.dtype))
+        return protocol.Rebased(tensors=self._engine.round(Path(request.folder)))
 
     def can_rebase(self, request: protocol.CanRebase) -> protocol.Obstacle:
         return protocol.Obstacle(reason=self._engine.fixed())

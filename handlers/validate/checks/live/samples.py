@@ -56,6 +56,8 @@ class Sample:
     """.npy file of these, (len(base_rows), V) float32."""
     rounded: Stored | None = None
     """.npy file (len(keep), V) float32 of what the live model answers with its weights rounded; None where nobody asked."""
+    merged: Stored | None = None
+    """.npy file (len(keep), V) float32 of what the merged model has to answer, whoever merged it; None where nobody knows."""
     piece: bool = False
     """It is a piece of the text that the sample before it is of too."""
 

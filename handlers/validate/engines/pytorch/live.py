@@ -17,21 +17,26 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import numpy as np
 import torch
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Embedding, LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import GenerationConfig
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from handlers.models.folder import ModelFolder
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.validate.engines.adapters import loading, packed_base, vocabulary
 from handlers.validate.engines.arrays import largest_difference
 from handlers.validate.engines.media.encoders import MediaEncoder
 from handlers.validate.engines.media.speech import TorchSpeech
-from handlers.validate.engines.pytorch.folder import POOLER, load_model
+from handlers.validate.engines.pytorch.folder import POOLER, load_model, renamed_tensors
 from handlers.validate.engines.pytorch.torch_causal import TorchEngine, TorchModel
 from handlers.validate.engines.pytorch.torch_tasks import TorchEncoder, TorchSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
+
+_HALVES = {"BF16": "bfloat16", "F16": "float16"}
+_FLOATS = ("F64", "F32", *_HALVES)
+"""Dtypes of a safetensors header."""
 
 
 class Adapted(TorchModel):
@@ -101,25 +106,56 @@ class Adapted(TorchModel):
         """Say why the adapter can't be put on another base, as a clause; None where it can."""
         return self._rebasing.obstacle
 
-    def round(self, dtype: str) -> int:
-        """Merge as PEFT does with a base that was loaded in `dtype`, by its own `merge_adapter`, and go on in fp32; the number of weights.
+    def merge(self, dtype: str | None, *, whole: bool) -> int:
+        """Merge by PEFT's own `merge_adapter`, and go on in fp32; the number of weights that it merged in 16 bits. `dtype`: of the base's
+        files. PEFT merges as with a base loaded in it if `whole`, else in fp32 but for embeddings, whose delta it rounds to it.
 
-        Permanent where the adapter acts on one of two layers that share a weight: PEFT would change both.
+        Permanent where the adapter acts on one of two layers that share a weight, since PEFT would change both, or on an embedding whose
+        dtype is not known.
         """
         layers = [layer for layer in (self._plain().get_input_embeddings(), self._plain().get_output_embeddings()) if layer is not None]
         weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
         if len(layers) == 2 and weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
             cause = "the adapter changes the embedding or the head, which share a weight"
-            raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "round the live model", cause, "", path=self._pin)
-        kept = _factors(self._model)
-        for weight in self._model.parameters():
-            if weight.is_floating_point() and id(weight) not in kept:
-                weight.data = weight.data.to(getattr(torch, dtype))
+            raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "merge the live model", cause, "", path=self._pin)
+        tables = {id(layer.weight) for layer in self._model.modules() if isinstance(layer, Embedding) and not layer.lora_variant}
+        if tables and dtype is None:
+            cause = "the adapter changes an embedding, and the merge has it in another dtype than the base"
+            raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "merge the live model", cause, "", path=self._pin)
+        kept, halved = _factors(self._model), 0
+        floats = [weight for weight in self._model.parameters() if weight.is_floating_point() and id(weight) not in kept]
+        for weight in floats:
+            if dtype is not None and (whole or id(weight) in tables):
+                weight.data, halved = weight.data.to(getattr(torch, dtype)), halved + 1
+            else:
+                weight.data = weight.data.clone()  # the old memory may be the base's file
         self._model.base_model.merge_adapter()
-        rounded = [weight for weight in self._model.parameters() if weight.is_floating_point()]
-        for weight in rounded:
+        for weight in floats:
             weight.data = weight.data.float()
-        return len(rounded)
+        self._values += ", merged"
+        return halved
+
+    def round(self, folder: Path) -> int:
+        """Round each weight to the dtype in which `folder` has it, and go on in fp32; the number of those that it has in 16 bits.
+
+        Permanent where it has weights in several dtypes, and one of the model's under a name of which nothing is known.
+        """
+        stored = {name: _HALVES.get(info.dtype) for name, info in ModelFolder(folder).headers.items() if info.dtype in _FLOATS}
+        alike, kept, rounded = len(set(stored.values())) == 1, _factors(self._model), 0
+        names = {} if alike else {name: as_stored for as_stored, name in renamed_tensors(self._plain(), folder).items()}
+        for name, weight in self._model.state_dict(keep_vars=True).items():
+            if not weight.is_floating_point() or id(weight) in kept:
+                continue
+            plain = loading.in_base(name).replace(f".{loading.NAME}", "")
+            place = next(iter(stored)) if alike else names.get(plain, plain)
+            if place not in stored:
+                cause = f"it is not known in which dtype the merged model has {plain}"
+                raise Permanent(FaultCode.UNKNOWN_LAYOUT, "round the live model", cause, "", path=folder)
+            if (dtype := stored[place]) is not None:
+                weight.data = weight.data.to(getattr(torch, dtype)).float()
+                rounded += 1
+        self._values += ", rounded"
+        return rounded
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
