@@ -16,7 +16,6 @@ from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, 
 from daemon.cli.parser.groups import place
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import translated
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -101,19 +100,13 @@ def _measured(
     on_signals((signal.SIGINT, signal.SIGTERM), stop.set)
     view = BenchView(quiet=quiet)
     progress = Progress(view.show, stop.is_set)
-    try:
+    with view.working():
         value, lost = measure.measure(settings, export, choice, asked, progress), None
         try:
             if target is not None:
                 measure.page(settings, export, value, target, progress)
         except CkptdError as error:
             lost = error
-    except KeyboardInterrupt:
-        view.close()
-        view.say(translated("interrupted; nothing was kept"))
-        raise
-    finally:
-        view.close()
     return value, lost
 
 

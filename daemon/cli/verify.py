@@ -183,7 +183,7 @@ def _rechecked(settings: Settings, subjects: Sequence[Subject], *, quiet: bool) 
     on_signals((signal.SIGINT, signal.SIGTERM), stop.set)
     view = RecheckView(quiet=quiet)
     checks: list[Rechecked] = []
-    try:
+    with view.working():
         for number, subject in enumerate(subjects):
 
             def said(done: float, what: str, number: int = number) -> None:
@@ -191,12 +191,6 @@ def _rechecked(settings: Settings, subjects: Sequence[Subject], *, quiet: bool) 
 
             with scratch(settings.state_directory) as folder:
                 checks += Rechecking(settings, subject, folder, Progress(said, stop.is_set)).run()
-    except KeyboardInterrupt:
-        view.close()
-        view.say(translated("interrupted; nothing was kept"))
-        raise
-    finally:
-        view.close()
     return checks
 
 

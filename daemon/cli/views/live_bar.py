@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from daemon.cli.views.markup import put, terminal
-from daemon.contract.language.catalog import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 
 
 class LiveBar:
@@ -48,3 +51,15 @@ class LiveBar:
         if self._bar is not None:
             self._progress.stop()
             self._bar = None
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Close the display at the end of a work that keeps nothing of itself after Ctrl-C, and say that."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.close()
+            self.say(translated("interrupted; nothing was kept"))
+            raise
+        finally:
+            self.close()

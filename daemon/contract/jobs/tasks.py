@@ -33,8 +33,8 @@ class TaskTerms(Protocol):
     def drop(self) -> float | None: ...
 
 
-class EvaluationEnd(Protocol):
-    """How the stage of an evaluation stands."""
+class StageEnd(Protocol):
+    """What of a stage decides the way down: the journal's row and the facts of a report both have it."""
 
     @property
     def state(self) -> str: ...
@@ -54,7 +54,7 @@ def evaluated(tasks: Collection[TaskTerms], variants: Iterable[str]) -> tuple[st
     return tuple(name for name in variants if tasks_of(tasks, name))
 
 
-def with_evaluation(check: ArtifactCheck, stage: EvaluationEnd | None, tasks: Iterable[TaskTerms]) -> ArtifactCheck:
+def with_evaluation(check: ArtifactCheck, stage: StageEnd | None, tasks: Iterable[TaskTerms]) -> ArtifactCheck:
     """An artifact's check with what `stage`, that of its evaluation, says of it. What failed or was not verified before stays so.
 
     An evaluation that could not be run leaves a check as it is, unless one of its tasks has a limit: nobody knows then whether it is kept.

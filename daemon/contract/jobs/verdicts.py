@@ -7,14 +7,13 @@ look at files. The figures are forty types, which are imported where some are re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.fallbacks import WayDown, way_down
-from daemon.contract.jobs.messages import ArtifactCheck, Outcome, StageFacts, StageResult, Status, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, Outcome, StageFacts, Status, Verdict
 from daemon.contract.jobs.plan import CHECK, check_of, effective_variants, find_spec, find_variant, variant_names
-from daemon.contract.jobs.tasks import EVALUATE, with_evaluation
+from daemon.contract.jobs.tasks import EVALUATE, StageEnd, with_evaluation
 from daemon.contract.jobs.terms import CheckTerms, Judged, Terms
 from daemon.contract.values import Json
 
@@ -51,17 +50,6 @@ def asked_variants(facts: Judged) -> tuple[str, ...]:
 def _asked(work: Terms) -> tuple[str, ...]:
     chosen = work.export.variants
     return (*effective_variants(chosen, work.export.quantization), *(name for name in chosen if find_variant(name) is None))
-
-
-class StageEnd(Protocol):
-    """What of a stage decides the way down: the journal's row and the facts of a report both have it."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def result(self) -> StageResult | None: ...
-    @property
-    def fault(self) -> Fault | None: ...
 
 
 def way_down_of(work: Terms, stages: Mapping[str, StageEnd]) -> WayDown:
