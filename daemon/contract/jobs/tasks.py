@@ -63,7 +63,7 @@ def with_evaluation(check: ArtifactCheck, stage: StageEnd | None, tasks: Iterabl
         return check
     own = next(iter(stage.result.checks), None) if stage.result else None
     if own is None:
-        limited = [task.name for task in tasks if task.drop is not None and (not task.variants or check.variant in task.variants)]
+        limited = tasks_of([task for task in tasks if task.drop is not None], check.variant)
         if not limited or stage.state not in ("failed", "skipped") or check.verdict is not Verdict.PASSED:
             return check
         fault = stage.fault or (stage.result.fault if stage.result else None)

@@ -27,6 +27,7 @@ Better = Literal["higher", "lower"]
 
 
 CORRECT = "correct the task in [[validate.tasks]], or what it runs"
+RETRY = "correct what the reason names, then run `ckptd queue retry` with the export's id"
 
 
 class Unanswered(Exception):

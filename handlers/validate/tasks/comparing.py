@@ -12,19 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from statistics import NormalDist
-from typing import Literal
 
 from daemon.contract import units
 from daemon.contract.advice.paired import difference
 from daemon.contract.faults.advice import quoted
 from daemon.contract.jobs.figures import TaskFigures
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
-from daemon.contract.jobs.options import Task
-from handlers.validate.tasks.answers import Answer, Unanswered
+from daemon.contract.jobs.options import Task, Undecided
+from handlers.validate.tasks.answers import RETRY, Answer, Unanswered
 
-Undecided = Literal["figure", "accept", "reject"]
 NORMAL = NormalDist().inv_cdf(0.975)
-RETRY = "correct what the reason names, then run `ckptd queue retry` with the export's id"
 
 
 def measured(answer: Answer) -> TaskFigures:

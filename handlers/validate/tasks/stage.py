@@ -24,10 +24,8 @@ from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.validate import record
 from handlers.validate.engines.registry import EngineSpec, artifact_spec, engines, live_spec
 from handlers.validate.tasks import command, comparing, harness
-from handlers.validate.tasks.answers import CORRECT, Answer, Unanswered, read_answer
+from handlers.validate.tasks.answers import CORRECT, RETRY, Answer, Unanswered, read_answer
 from handlers.validate.workers.client import EngineWorker, WorkerFailed, toolchain_of
-
-NEXT = "correct what the reason names, then run `ckptd queue retry` with the export's id"
 
 
 def run_live(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -171,7 +169,7 @@ class _Asking:
         path = _reason_file(live, task)
         why = f": {path.read_text('utf-8')}" if path.is_file() else ""
         self.failed[task.name] = f"there is no answer of the live model to compare with{why}"
-        self.remedies.append(NEXT)
+        self.remedies.append(RETRY)
 
     def _ask(self, task: Task) -> Answer:
         if task.harness:
