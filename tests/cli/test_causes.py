@@ -14,6 +14,8 @@ from daemon.cli.views.status import status_lines
 from daemon.config.places.paths import StatePaths, prepare
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import ArtifactCheck, Outcome, StageResult, Verdict
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
@@ -23,6 +25,8 @@ from daemon.operating.monitoring.live import DelayedState, LiveFile, write_live
 from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.wording.exports import retry_helps
 from daemon.system.lock import locked
+from handlers.validate.checks.examination import Examination
+from handlers.validate.verdict import judge
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import job, shown, status
 from tests.journal.entries import STAGES, enter, reference
@@ -104,6 +108,17 @@ def test_what_did_not_run_or_could_not_be_verified_is_told_from_what_missed_a_li
     check = ArtifactCheck(variant="onnx", verdict=Verdict.FAILED, reasons=("it could not be run: no memory",), remedy="free some")
     assert reasons.rejection(check) == "rejected: it does not run"
     assert reasons.rejection(check.model_copy(update={"verdict": Verdict.UNVERIFIED})) == "not verified"
+
+
+@pytest.mark.parametrize(
+    ("limit", "name"), [("kl", "KL"), ("agreement", "agreement"), ("error_max", "logit error"), ("perplexity_ratio", "perplexity")]
+)
+def test_the_limits_that_a_check_says_are_missed_are_named(limit: str, name: str) -> None:
+    figures = CheckFigures(agreement=0.99, kl=0.001, error_max=0.1, perplexity_ratio=1.0, positions=300, logit_std=1.0)
+    missed = figures.plus(**{limit: 0.1 if limit == "agreement" else 9.0})
+    variant = catalog().variants["onnx-int8"]
+    check = judge(variant.name, variant.limits, Examination(figures=missed), catalog().thresholds[variant.name])
+    assert reasons.rejection(check) == f"rejected: {name}"
 
 
 def test_what_an_export_waits_for_is_told_in_a_few_words(state: Path) -> None:

@@ -48,7 +48,8 @@ _WAITS: dict[str, str] = {
 }
 _FIGURES = {"kl": "KL", "agreement": "agreement", "error": "logit error", "perplexity": "perplexity"}
 """Threshold → what it limits."""
-_THRESHOLD = re.compile(r"validate\.thresholds\.[\w-]+\.(\w+)")
+_THRESHOLD = re.compile(r"validate\.(?:limits|thresholds)\.[\w-]+\.(\w+)")
+"""In a remedy; ckptd 1.0 wrote `thresholds`."""
 
 
 def failure(code: str) -> str:
