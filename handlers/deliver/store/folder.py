@@ -19,6 +19,7 @@ from daemon.contract.disk.files import fsync_directory, make_folders, read_bound
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.store.backend import MANIFEST, MOST, Document
+from handlers.deliver.store.layout import begun
 from handlers.deliver.target import Resume
 from handlers.deliver.version import BLOCK, SourceFile
 
@@ -158,11 +159,11 @@ class Folder:
         return self.write(f"{folder}/{MANIFEST}", data, "")
 
     def clear(self, folder: str) -> None:
-        """Remove hidden folders of a version."""
+        """Remove hidden folders of a version, and what killed processes left half written in those that stay."""
         path = self._base / folder
         for ending in ("new", "parts"):
             shutil.rmtree(path.with_name(f".{path.name}.{ending}"), ignore_errors=True)
-        for each in (path, path.parent):
+        for each in (path, path.parent, (self._base / begun(folder)).parent):
             sweep_temporaries(each)
 
     def folders(self, prefix: str) -> Sequence[str]:

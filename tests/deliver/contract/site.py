@@ -93,6 +93,10 @@ class Site:
         """Bytes that lie at the far end, of contents and documents, visible or not."""
         raise NotImplementedError
 
+    def leftovers(self) -> list[Path]:
+        """What a stopped delivery left that no version needs, where the far end is a folder."""
+        return []
+
     def refusal(self, code: int) -> Answer:
         """How the far end's service says that status."""
         return Answer(code)

@@ -66,6 +66,11 @@ class SITE(Site):
     def foreign_is_there(self) -> bool:
         return (self.base / "run-a/foreign-1-00000000/model.onnx").is_file()
 
+    def leftovers(self) -> list[Path]:
+        """Hidden names but for the lock, and what says that a version is brought."""
+        hidden = [path for path in self.base.rglob("*") if path.name.startswith(".") and path.name not in (".lock", ".begun")]
+        return hidden + list(self.base.glob("*/.begun/*.json"))
+
     def stored(self) -> int:
         files = {os.stat(path).st_ino: os.stat(path).st_size for path in self.base.rglob("*") if path.is_file()}
         return sum(files.values())

@@ -43,6 +43,7 @@ def _stopped(bench: Bench, number: int, late: bool, run: str) -> None:
     receipt = bench.deliver(export, resume=delivery.notes).receipt
     assert dict(bench.site.visible(export.run)[receipt.version]) == dict(bench.site.expected(export))
     assert bench.site.current(export.run) == receipt.version
+    assert not bench.site.leftovers(), f"stopped at {number}"
     if bench.site.proxy:
         sent += bench.proxy.sent
         assert sent <= export.size + bench.site.part + bench.site.slack, f"{sent} bytes were sent of {export.size}, stopped at {number}"
