@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from benchmarks import _common
-from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import spec_of
+from daemon.contract.jobs.processes import large_pages
 from handlers.onnx.options import OnnxOptions
 
 ENVIRONMENT = {large_pages.NAME: large_pages.added(os.environ.get(large_pages.NAME, ""))}

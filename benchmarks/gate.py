@@ -1,18 +1,20 @@
 """How often the gate is wrong: sound artifacts that it fails, and faulty ones that it lets pass, beside what they really change.
 
-    python benchmarks/gate.py [--json FILE] [--records FILE] [--quick] [--subjects N] [--mutants N] [--seeds N] [--kinds NAME …]
+    python benchmarks/gate.py [--json FILE] [--records FILE] [--quick] [--part K/N] [--mutants N] [--seeds N] [--kinds NAME …]
 
 Small models of many kinds are trained, each with an adapter, weakly, as usual or strongly; the project merges them. Of each merge come
-sound artifacts in several forms, and mutants: the merge with one fault, from hardly anything to all of it, in one of the forms. The gate
-(`examine` and `judge` of handlers/validate, beside the live model) judges each. The truth about each is measured apart from it, with
-transformers and PEFT alone, on hundreds of texts that the gate never reads: the share of greedy choices that differ, and the divergence.
+sound artifacts in several forms, and mutants: the merge with one fault, from hardly anything to all of it, and forms of a sound merge that
+have one. The project's stages make the forms, and its gate (the checks of handlers/validate, beside the live model) judges each. The truth
+about each is measured apart from it, with transformers, PEFT and ONNX Runtime, on hundreds of texts that the gate never reads: the share of
+greedy choices that differ, and the divergence.
 
 `false_accept_percent`: of artifacts that surely change at least 1 % of the choices more than the sound one of their form, or surely have
 more divergence than their limit, those that pass. `false_reject_percent`: of those without a fault that are surely within it, those
 that fail. What lies between counts as neither. `undecided_percent` and `median_prompts` are of all. Intervals are Clopper and Pearson's.
 
 A line for each artifact is added to `--records`, and what is there already is not measured again, so that a run that was cut off goes on;
-`--only-read` measures nothing. `--publish` also writes what the reports and docs/figures.md show.
+`--only-read` measures nothing. `--part 1/2` and `--part 2/2`, each with a file of its own, share the work; the files are put together with
+`cat`. `--publish` also writes what the reports and docs/figures.md show.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +81,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", metavar="NAME", help="kinds of models; default: all")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="models of each kind: trained ones as many, others fewer")
     parser.add_argument("--mutants", type=int, default=MUTANTS, help="mutants of each model")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="the Kth of N parts of the models")
     parser.add_argument("--only-read", action="store_true", help="measure nothing, read --records")
     parser.add_argument("--publish", action="store_true", help="write what reports and docs/figures.md show")
     return parser.parse_args()
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Read "K/N"."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise argparse.ArgumentTypeError(f"{text} is no part: the first of two is 1/2")
+    return part, parts
 
 
 def read(path: Path) -> list[curve.Record]:
@@ -104,6 +115,8 @@ def _measure(options: argparse.Namespace, path: Path, folder: Path) -> None:
     kinds = [kind for kind in subjects.kinds() if kind.name in (options.kinds or (QUICK if options.quick else (kind.name,)))]
     order = list(enumerate(kinds))
     random.Random(0).shuffle(order)  # so that a run that was cut off has some of all
+    part, parts = options.part
+    order = order[part - 1 :: parts]
     for seed in range(1 if options.quick else options.seeds):
         for number, kind in order:
             if f"{kind.name} {seed}" in done or seed >= (options.seeds if kind.base_steps else 2 if kind.odd is None else 1):
@@ -148,7 +161,6 @@ def _records(subject: Any, mutants: int) -> Iterator[curve.Record]:
     """Judge each artifact, and measure it; `mutants` of those that the subject can have."""
     import itertools
 
-    from benchmarks._gate.forms import FORMS, PLAIN
     from benchmarks._gate.judging import Gate
     from benchmarks._gate.truth import Teller
 
@@ -157,38 +169,30 @@ def _records(subject: Any, mutants: int) -> Iterator[curve.Record]:
     sound: dict[str, Any] = {}
     left = mutants
     for artifact in artifacts(subject, mutants):
-        if artifact.fault is not None and left == 0:
-            break
-        folder = subject.folder / "artifact"
-        if not made(subject, artifact, folder):
+        if artifact.fault is not None and (left == 0 or artifact.form not in sound):
+            continue
+        folder = made(subject, artifact, subject.folder / "artifact")
+        if folder is None:
             continue
         left -= artifact.fault is not None
-        judged = record(subject, artifact, folder, gate, teller, sound)
-        if artifact.fault is not None and artifact.form != PLAIN:
-            made(subject, replace(artifact, form=PLAIN), folder)
-            judged["merged_verdict"] = gate.judged(FORMS[PLAIN][0], folder).check.verdict.value
-        yield judged
+        yield record(subject, artifact, folder, gate, teller, sound)
 
 
-def made(subject: Any, artifact: Artifact, folder: Path) -> bool:
-    """Write an artifact; tell whether the subject can have it."""
+def made(subject: Any, artifact: Artifact, folder: Path) -> Path | None:
+    """Make an artifact below `folder`, of a merge that has the fault; None where the subject can't have it."""
     from safetensors.torch import save_file
 
     from benchmarks._gate.faults import BY_NAME
-    from benchmarks._gate.forms import FORMS, as_stored
+    from benchmarks._gate.forms import written
 
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(subject.merged, folder)
+    merged = folder / "merged"
+    shutil.copytree(subject.merged, merged)
     tensors = {name: tensor.clone() for name, tensor in subject.tensors.items()}
-    if artifact.fault and not BY_NAME[artifact.fault].change(subject, tensors, folder, artifact.strength):
-        return False
-    stored = as_stored(artifact.form, tensors)
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors", {"format": "pt"})
-    if FORMS[artifact.form][1] is not None:
-        config = json.loads((folder / "config.json").read_text())
-        config["dtype"] = {"fp16": "float16", "bf16": "bfloat16"}.get(artifact.form, "float32")
-        (folder / "config.json").write_text(json.dumps(config))
-    return True
+    if artifact.fault and not BY_NAME[artifact.fault].change(subject, tensors, merged, artifact.strength):
+        return None
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, merged / "model.safetensors", {"format": "pt"})
+    return written(subject, artifact.form, merged, folder)
 
 
 def record(subject: Any, artifact: Artifact, folder: Path, gate: Any, teller: Any, sound: dict[str, Any]) -> curve.Record:
@@ -197,7 +201,7 @@ def record(subject: Any, artifact: Artifact, folder: Path, gate: Any, teller: An
     from benchmarks._gate.faults import BY_NAME
     from benchmarks._gate.forms import FORMS, PLAIN
 
-    variant = FORMS[artifact.form][0]
+    variant = FORMS[artifact.form]
     of_files = artifact.fault is not None and BY_NAME[artifact.fault].files
     judged = gate.judged(variant, folder, files=of_files or (artifact.fault is None and artifact.form == PLAIN))
     truth: dict[str, Any]

@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
-from daemon.config import layers
+from daemon.config import layers, loading
+from daemon.config.known import KnownSettings
 from daemon.contract.version import __version__
 from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
 from tests.upgrades.frozen import STATES, thaw
@@ -28,7 +29,11 @@ WAYS: dict[str, tuple[str, ...]] = {
     "completion": ("-m", "daemon"), "ckptd status, nothing there": ("-m", "daemon", "status"),
     "python -m handlers": ("-m", "handlers", "no-job"), "python -m handlers.deliver": ("-m", "handlers.deliver"),
 }  # fmt: skip
-STATUS = {"ckptd status": ("status",), "ckptd status --json": ("status", "--json"), "ckptd list": ("list",)}
+STATUS = {
+    "ckptd status": ("status",), "ckptd status --json": ("status", "--json"), "ckptd list": ("list",), "ckptd show": ("show", "done"),
+    "ckptd logs": ("logs",), "ckptd queue pause": ("queue", "pause"), "ckptd quality": ("quality", "done"),
+    "ckptd config show": ("config", "show", "limits"),
+}  # fmt: skip
 """Asked about a daemon with four exports, which read its configuration as it is."""
 
 
@@ -44,7 +49,8 @@ def read_before(home: Path) -> Path:
     thaw(STATES / "1.0.0.tar.gz", home)
     file = home / "config.toml"
     loaded = ConfigLoad("2026-01-31T00:00:00+00:00", file=str(file), digest=layers.read(file).digest)
-    write_live(home / "state" / "live.json", LiveFile(pid=1, version=__version__, configuration=loaded))
+    known = KnownSettings.of(loading.load(file)).text()
+    write_live(home / "state" / "live.json", LiveFile(pid=1, version=__version__, configuration=loaded, known=known))
     return file
 
 
@@ -58,7 +64,8 @@ def main() -> None:
         ways = {**WAYS, **{name: ("-m", "daemon", *words, "--config", config) for name, words in STATUS.items()}}
         checkpoint = str(next((folder / "home").glob("runs/*/checkpoint-*")))
         ways["ckptd explain"] = ("-m", "daemon", "explain", checkpoint, "--config", config)
-        environment = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        known = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # which no installed ckptd lacks
+        environment = {**known, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
         least = dict.fromkeys(ways, float("inf"))
         for _ in range(options.rounds):
             for name, arguments in ways.items():

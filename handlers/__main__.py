@@ -31,9 +31,9 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import plan
-from daemon.contract.jobs.elsewhere import ORDERS
 from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.processes.elsewhere import ORDERS
 from daemon.contract.language.catalog import use_language
 from handlers.child import foreign, process, warm
 from handlers.child.outside import Outside
@@ -52,7 +52,7 @@ LIBRARIES = {
         "handlers.validate.reference", "handlers.validate.merged", "handlers.validate.engines.pytorch.live", "handlers.adapter.stage",
     ),
     "light": (
-        "numpy", "onnxruntime", "onnx_ir", "tokenizers", "handlers.validate.check", "handlers.validate.workers.worker",
+        "numpy", "onnxruntime", "handlers.graphs.light_ir", "tokenizers", "handlers.validate.check", "handlers.validate.workers.worker",
         "handlers.validate.workers.drivers", "handlers.validate.engines.graphs.onnx_causal",
     ),
 }  # fmt: skip

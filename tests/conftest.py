@@ -43,6 +43,9 @@ os.environ["LANGUAGE"] = "en"
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
 # As in a child: threads of OpenMP that spin while they wait take the cores of others; a small training cost seven times as much.
 os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"] = "PASSIVE", "1000"
+# Several processes share the cores already, and a second thread costs more than it spares where models are this small: OpenBLAS's looks
+# for milliseconds whether numpy has more for it, fifteen times what the product took.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # What the toys of the tests read; children get no variable that is not known or named.
 os.environ["CKPTD_LIMITS__PASS_ENVIRONMENT"] = (
     "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,TOY_INEXACT,TOY_BROKEN,TOY_TEXT,TOY_PERPLEXITY,TOY_SWAP,CLOCK_SHIFT"
@@ -63,12 +66,13 @@ LIBC = ctypes.CDLL(None)
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 ONLY_SLOW = re.compile(r"^pytestmark = .*pytest\.mark\.slow", re.MULTILINE)
 LONGEST = (
-    "runner/test_two_machines.py", "cluster/test_contract.py", "validate/test_sound_artifacts.py", "runner/test_resuming.py",
-    "cli/test_chinese.py", "onnx/optimize/test_cached_attention.py", "onnx/optimize/test_lowering.py",
-    "live/test_training_exported_live.py", "cli/test_every_verb.py", "validate/test_twins.py", "validate/test_damage_files.py",
-    "onnx/templates/test_templates.py", "workers/test_remains.py", "words/test_recorded.py", "onnx/optimize/test_shortcuts.py",
-    "static_programs/test_programs.py", "faults/test_publish.py", "border/test_patterns.py", "validate/test_seq2seq.py",
-    "workers/test_warm.py",
+    "runner/test_two_machines.py", "deliver/contract/test_contract.py", "recheck/test_deep.py", "cluster/test_contract.py",
+    "recheck/test_foreign_code.py", "validate/test_sound_artifacts.py", "runner/test_resuming.py", "cli/test_deliver.py",
+    "deliver/queue/test_queue.py", "deliver/queue/test_daemon.py", "cli/test_chinese.py", "onnx/optimize/test_cached_attention.py",
+    "live/test_training_exported_live.py", "cli/test_every_verb.py", "deliver/hub/test_stops.py", "layers/test_hanging.py",
+    "validate/test_twins.py", "onnx/templates/test_templates.py", "words/test_recorded.py", "workers/test_remains.py",
+    "onnx/optimize/test_shortcuts.py", "museum/test_exhibits.py", "static_programs/test_programs.py", "faults/test_publish.py",
+    "validate/test_damage_files.py", "validate/test_seq2seq.py", "workers/test_warm.py",
 )  # fmt: skip
 """Files that take longest, half a minute and more, the longest first. Of several processes none should begin with one of these when the
 others end."""

@@ -11,18 +11,22 @@ import pytest
 
 from daemon.contract.faults.errors import Fault, Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import spec_of
-from daemon.contract.values import Frozen
 from handlers.child.progress import StageOutput
 from tests.merge import helpers
 from tests.validate.sabotage import VARIANTS, Lab
 
 
-def make(stage: str, made_of: Path, work: Path, options: Frozen | None = None) -> tuple[Path, StageOutput]:
-    """The folder that a stage makes of the folder of the first stage that it needs, and what it says."""
+def make(stage: str, made_of: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
+    """The folder that a stage makes of the folder of the first stage that it needs, and what it says. `options`: of its format."""
     spec = spec_of(stage)
     context = helpers.context(work, made_of, None, method="full", **{spec.needs[0]: made_of})
-    chosen = context.work if options is None else context.work.with_options(options)
+    chosen = context.work
+    if options:
+        declared = next(declared for declared in catalog().formats if spec in (*declared.variants, *declared.stages))
+        assert declared.options_class is not None
+        chosen = chosen.with_options(declared.options_class(**options))
     run = pkgutil.resolve_name(spec.entry)
     return work / "staging", run(context.model_copy(update={"work": chosen, "stage": stage}), helpers.reporter())
 

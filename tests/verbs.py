@@ -30,19 +30,21 @@ from daemon.contract.disk.failpoints import VARIABLES
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "daemon")
-DAEMONS = ("daemon", "tests.runner.toy_daemon")
+DAEMONS = ("daemon", "tests.runner.toy_daemon", "tests.deliver.queue.yard")
 """Modules that change nothing of what others have imported from the daemon's."""
 LIBC = ctypes.CDLL(None)
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 READ_LATE = re.compile(
     r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|PYTHONIOENCODING|(STATE|RUNTIME)_DIRECTORY|PYTEST_.*|TOY_.*"
     r"|HF_HUB_.*|PYDANTIC_DISABLE_PLUGINS|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES"
-    r"|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS|STOP_(AT|BELOW|LOG)|PAUSE"
 )
 """Variables that the command reads while it works, so that they may differ from those of the process that it is forked from.
 
 Those of the last lines are set by PEFT, and by what a test has run in its own process: stages, and the command, which has told pydantic.
 """
+OFTEN = set[str]()
+"""PYTHONPATHs with which so many verbs are typed that a process has loaded the command with each."""
 IMPORTED = re.compile(r"(?:^|; )(?:import|from) ((?:daemon|tests)[\w.]*)", re.MULTILINE)
 
 
@@ -50,7 +52,7 @@ def run_verb(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], *, timeout: float, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What `ckptd WORDS` comes to in a folder. Raises subprocess.TimeoutExpired."""
-    loaded = _loaded()
+    loaded = _loaded_for(environment)
     if loaded.fits(environment) and loaded.free.acquire(blocking=False):
         try:
             return loaded.run(words, folder, environment, timeout, stdin)
@@ -94,7 +96,7 @@ def start_talking(program: str, *arguments: object) -> subprocess.Popen[str]:
 
 def start_program(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a command as a child of this process, which writes what it says at the end of `log`; a daemon is forked."""
-    loaded = _loaded()
+    loaded = _loaded_for(environment)
     plain = {name: value for name, value in environment.items() if name not in VARIABLES}
     is_daemon = tuple(command[:2]) == COMMAND[:2] and command[2] in DAEMONS
     if is_daemon and loaded.fits(plain) and loaded.free.acquire(blocking=False):
@@ -107,18 +109,32 @@ def start_program(command: Sequence[str], environment: Mapping[str, str], log: P
         return subprocess.Popen(command, stdout=stream, stderr=stream, env=dict(environment))
 
 
+def start_module(module: str, folder: Path, environment: Mapping[str, str], imports: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE` in a folder, with pipes for its three streams. `imports`: what it imports, loaded for all that follow."""
+    loaded = _loaded()
+    if not loaded.fits({name: value for name, value in environment.items() if name not in VARIABLES}):
+        pipe, command = subprocess.PIPE, [sys.executable, "-m", module]
+        return subprocess.Popen(command, cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdin=pipe, stdout=pipe, stderr=pipe)
+    with loaded.free, tempfile.TemporaryDirectory() as place:
+        for pipe_ in (pipes := [os.path.join(place, name) for name in ("in", "out", "err")]):
+            os.mkfifo(pipe_)
+        order = {"words": [], "program": "", "module": module, "imports": imports, "folder": str(folder), "streams": pipes}
+        return loaded.start(order, environment, pipes, binary=True)
+
+
 def _errors(stdin: str | None) -> str:
     return "surrogateescape" if stdin else "replace"
 
 
 class _Loaded:
-    """The process that has loaded the command. `free`: held while it runs a verb, since it runs one at a time."""
+    """The process that has loaded the command. `free`: held while it runs a verb, since it runs one at a time. `path`: of another
+    PYTHONPATH."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
         self.free = threading.Lock()
-        self._environment = dict(os.environ)
+        self._environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
         command = [sys.executable, "-m", "tests.verbs"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=ROOT)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=ROOT, env=self._environment)
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -153,8 +169,10 @@ class _Loaded:
             out, err = (path.read_text(encoding="utf-8", errors=_errors(stdin)) for path in streams[1:])
             return subprocess.CompletedProcess([*COMMAND, *words], code, out, err)
 
-    def start(self, order: Mapping[str, object], environment: Mapping[str, str], pipes: Sequence[str] = ()) -> _Started:
-        """As `start_program`, and with `pipes` as `start_talking`."""
+    def start(
+        self, order: Mapping[str, object], environment: Mapping[str, str], pipes: Sequence[str] = (), *, binary: bool = False
+    ) -> _Started:
+        """As `start_program`, and with `pipes` as `start_talking` or `start_module`."""
         os.umask(mask := os.umask(0))
         order = {**order, "environment": dict(environment), "mask": mask, "parent": os.getpid()}
         adopts = ctypes.c_int()
@@ -164,7 +182,8 @@ class _Loaded:
             pid = self._ask(order, 60)
         finally:
             LIBC.prctl(PR_SET_CHILD_SUBREAPER, adopts.value, 0, 0, 0)
-        return _Started(pid, *(open(pipe, mode, encoding="utf-8") for pipe, mode in zip(pipes, "wr", strict=False)))
+        kind: dict[str, Any] = {"buffering": 0} if binary else {"encoding": "utf-8"}
+        return _Started(pid, *(open(pipe, mode + "b" * binary, **kind) for pipe, mode in zip(pipes, "wrr", strict=False)))
 
     def _ask(self, order: Mapping[str, object], timeout: float) -> int:
         assert self._process.stdin is not None
@@ -194,16 +213,21 @@ class _Loaded:
 class _Started(subprocess.Popen[Any]):
     """A child that another process has forked for this one."""
 
-    def __init__(self, pid: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
-        self.pid, self.args, self.returncode, self.text_mode = pid, (), None, True
-        self.stdin, self.stdout, self.stderr = stdin, stdout, None
+    def __init__(self, pid: int, stdin: IO[Any] | None = None, stdout: IO[Any] | None = None, stderr: IO[Any] | None = None) -> None:
+        self.pid, self.args, self.returncode, self.text_mode = pid, (), None, stderr is None
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self._child_created, self._communication_started, self._input = True, False, None
         self._waitpid_lock = threading.Lock()
 
 
 @functools.cache
-def _loaded() -> _Loaded:
-    return _Loaded()
+def _loaded(path: str = "") -> _Loaded:
+    return _Loaded(path)
+
+
+def _loaded_for(environment: Mapping[str, str]) -> _Loaded:
+    path = environment.get("PYTHONPATH", "")
+    return _loaded(path if path in OFTEN else "")
 
 
 # In the process that has loaded the command
@@ -229,7 +253,7 @@ def _serve() -> None:
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     while line := orders.readline():
         order = json.loads(line)
-        for module in IMPORTED.findall(order["program"]):
+        for module in (*IMPORTED.findall(order["program"]), *order.get("imports", ())):
             importlib.import_module(module)
         if "parent" in order:
             os.write(answers, f"{_forked_for(order, [orders.fileno(), answers])}\n".encode())

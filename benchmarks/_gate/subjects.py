@@ -207,6 +207,7 @@ def _decoder(subject: Subject) -> None:
     assert odd is not None
     options = {key: value for key, value in {**odd_models.PLAIN, **odd.settings}.items() if value is not None or key == "bos_token_id"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(odd.kind, **options))
+    model.config.save_pretrained(base)  # some architectures' tokenizers split texts by a rule of their own, which the file then has
     odd.tokenizer().save_pretrained(base)
     tokenizer = AutoTokenizer.from_pretrained(base)
     if kind.base_steps:

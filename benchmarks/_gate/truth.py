@@ -1,4 +1,4 @@
-"""What an artifact really changes, on many texts that the gate never reads: transformers and PEFT alone, without the gate's code.
+"""What an artifact really changes, on many texts that the gate never reads: by transformers, PEFT and ONNX Runtime, without its code.
 
 The live model and the sound merge are read once a subject. A share and a mean come with their standard errors, clustered by text.
 """
@@ -11,6 +11,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks._gate.subjects import Subject
@@ -25,6 +26,10 @@ CHANGED = 0.25
 NOTHING = 1e-6
 ROWS = 64
 """Of a pass."""
+REPACKS = "support_avx512bf16_for_cpu"
+"""What makes bitsandbytes' 4-bit layers repack their weights for a kernel that only some processors have."""
+STAGED = "staging"
+"""Name of a folder that a stage made."""
 SURE = 1.96
 """Standard errors of a 95 % interval."""
 
@@ -159,10 +164,20 @@ class Teller:
             return PeftModel.from_pretrained(base, str(subject.checkpoint)).eval()
 
     def _loaded(self, folder: Path) -> Any:
+        """Load a folder as its users do: a merge in fp32, another form in the arithmetic that it names."""
         import torch
         import transformers
 
-        return getattr(transformers, self._subject.kind.auto).from_pretrained(folder, dtype=torch.float32).eval()
+        if graphs := sorted(folder.glob("*.onnx")):
+            (file,) = graphs
+            return _Graph(file)
+        packed = "quantization_config" in json.loads((folder / "config.json").read_text())
+        dtype = "auto" if packed or folder.name == STAGED else torch.float32
+        model = getattr(transformers, self._subject.kind.auto).from_pretrained(folder, dtype=dtype).eval()
+        for module in model.modules():
+            if hasattr(module, REPACKS):
+                setattr(module, REPACKS, False)
+        return model
 
     def _continued(self, live: Any) -> Any:
         """Give what the live model writes greedily: after the texts, or about them."""
@@ -174,17 +189,47 @@ class Teller:
         import torch
 
         if self._family == "causal":
-            return torch.cat([model(input_ids=rows, use_cache=False).logits for rows in self._written.split(ROWS)])
+            return torch.cat([model(input_ids=rows, use_cache=False).logits.float() for rows in self._written.split(ROWS)])
         if self._family == "seq2seq":
             parts = zip(*(rows.split(ROWS) for rows in (self._ids, self._mask, self._written)), strict=True)
             return torch.cat([
-                model(input_ids=ids, attention_mask=mask, decoder_input_ids=written, use_cache=False).logits for ids, mask, written in parts
+                model(input_ids=ids, attention_mask=mask, decoder_input_ids=written, use_cache=False).logits.float()
+                for ids, mask, written in parts
             ])  # fmt: skip
         outputs = model(input_ids=self._ids, attention_mask=self._mask)
         if self._family == "classes":
-            return outputs.logits[:, None]
+            return outputs.logits.float()[:, None]
         mask = self._mask[..., None].float()
-        return (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)
+        return (outputs.last_hidden_state.float() * mask).sum(1) / mask.sum(1)
+
+
+class _Graph:
+    """A model as one graph, run by ONNX Runtime; called like one of transformers'."""
+
+    def __init__(self, file: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, *, input_ids: Any, attention_mask: Any = None, use_cache: bool = False) -> Any:
+        import torch
+
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        known = {
+            "input_ids": input_ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(input_ids),
+            "position_ids": torch.arange(input_ids.shape[1]).expand_as(input_ids),
+        }  # fmt: skip
+        feeds = {}
+        for wanted in self._session.get_inputs():
+            if wanted.name in known:
+                feeds[wanted.name] = known[wanted.name].numpy()
+            else:  # an empty cache
+                shape = [len(input_ids), *(size if isinstance(size, int) else 0 for size in wanted.shape[1:])]
+                feeds[wanted.name] = torch.zeros(shape, dtype=torch.float16 if "float16" in wanted.type else torch.float32).numpy()
+        names = [given.name for given in self._session.get_outputs()][:1]
+        return SimpleNamespace(**dict(zip(names, map(torch.from_numpy, self._session.run(names, feeds)), strict=True)))
 
 
 def _finds_others(live: Any, mine: Any) -> Any:

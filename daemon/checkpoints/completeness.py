@@ -126,7 +126,7 @@ def describe(weights: Weights, config: Json, folder: Path) -> None:
     except Permanent as error:
         weights.method, weights.refusal = "unknown", error.fault
         return
-    targets = typed.target_modules
+    targets = config.get("target_modules")
     few = isinstance(targets, str) or len(targets or ()) <= _FEW
     known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": targets if few else None}
     weights.method = typed.peft_type

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +20,14 @@ from daemon.checkpoints.names import ADAPTERS
 from daemon.checkpoints.parts import config_folders, marks_of
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.text import printable
+from daemon.contract.light import dataclass
 from daemon.contract.sharded.accelerate import FSDP_WHOLE, is_state
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.dcp_safetensors import NAME as SHARD
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP, is_ranks, may_be_shard, shards_in
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
+from daemon.contract.values import digest_of
 
 TRAINER_STATE = "trainer_state.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -136,15 +138,18 @@ def fingerprint_and_touch(path: Path) -> tuple[Fingerprint, Touch]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
             rows.append((f"{OPTIMIZER}/{METADATA}", status.st_ino, status.st_size, status.st_mtime_ns))
-    if is_state(look.files) or any(
-        name == LATEST or name.endswith((METADATA, MODULE)) or is_ranks(name) or SHARD.fullmatch(name) for name, *_ in rows
-    ):
+    if is_state(look.files) or any(map(_is_piece, look.names)):
         rows += _configs_of_run(path, {name for name, *_ in rows})
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
     rows += [(mark, 0, 0, 0) for mark in marks_of(path)]
     return tuple(rows), Touch(newest, links)
+
+
+def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
+    """What the journal remembers of a directory's state."""
+    return digest_of([list(row) for row in fingerprint])
 
 
 def weights_follow_state(seen: Fingerprint) -> bool:
@@ -174,8 +179,14 @@ def _files_in(path: Path, folder: str) -> list[str]:
         return [f"{folder}/{entry.name}" for entry in entries if entry.is_file(follow_symlinks=False)]
 
 
+@functools.lru_cache(4096)
 def _is_kept(name: str) -> bool:
     return _KEPT.fullmatch(name) is not None and name not in SENTINELS and not _UNREAD.fullmatch(name)
+
+
+@functools.lru_cache(4096)
+def _is_piece(name: str) -> bool:
+    return name == LATEST or name.endswith((METADATA, MODULE)) or is_ranks(name) or SHARD.fullmatch(name) is not None
 
 
 def _configs_of_run(path: Path, own: Collection[str]) -> list[tuple[str, int, int, int]]:

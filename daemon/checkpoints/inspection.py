@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from daemon.checkpoints.completeness import Weights, refusal_by_config
@@ -21,6 +21,7 @@ from daemon.checkpoints.pieces import pieces_to_come
 from daemon.checkpoints.trainer_state import claims_of, training_metadata
 from daemon.checkpoints.unsupported import refuse_unconfigured
 from daemon.contract.faults.errors import Fault
+from daemon.contract.light import dataclass
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.values import Json
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.completeness import INDEXES, Weights, unfinished, weight_problems, whole_adapter, whole_model
@@ -35,6 +34,7 @@ from daemon.checkpoints.pieces import (
 )
 from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_diffusers, refuse_litgpt, refuse_megatron, refuse_orbax
 from daemon.contract.faults.errors import Fault
+from daemon.contract.light import dataclass
 from daemon.contract.sharded import accelerate, dcp_safetensors, mlx
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP, is_ranks

@@ -11,7 +11,6 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from daemon.checkpoints.unsupported import (
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.light import dataclass
 from daemon.contract.sharded import accelerate, dcp, deepspeed, mlx, verl
 from daemon.contract.sharded.forms import FSDP, is_adapter, is_ranks, newest_module, read_tensors
 from daemon.contract.sharded.lightning import SUFFIX, step_in

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from daemon.checkpoints.files import TRAINER_STATE
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.names import CHECKPOINT_NAME, run_of
 from daemon.checkpoints.trainer_state import read, step_in, training_metadata
-from daemon.config.settings import SelectSettings
+from daemon.contract.light import dataclass
 from daemon.contract.values import Json
+
+if TYPE_CHECKING:
+    from daemon.config.known import AnySelect
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def is_final(step: int, state: Json) -> bool:
     return last is not None and 0 < last == step
 
 
-def choose(step: int, state: Json, select: SelectSettings, *, later: Json | None = None, ending: bool = False) -> Selection:
+def choose(step: int, state: Json, select: AnySelect, *, later: Json | None = None, ending: bool = False) -> Selection:
     """Whether the checkpoint of `step` is wanted.
 
     `state`: what its own trainer state says. `later`: what the newest checkpoint of its run says, which knows more.
@@ -76,7 +79,7 @@ def later_state(checkpoint: Path, step: int) -> Json:
     return {}
 
 
-def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Selection, Json]:
+def choice_for(inspection: Inspection, select: AnySelect) -> tuple[Selection, Json]:
     """Whether `[select]` wants a complete checkpoint, and what a later one of its run says where the policy asks for that."""
     later = later_state(inspection.path, inspection.step) if select.policy == "best" else {}
     return choose(inspection.step, inspection.metadata, select, later=later, ending=inspection.ending), later

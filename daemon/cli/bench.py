@@ -19,7 +19,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
-    from daemon.contract.jobs.benchmark import Bench
+    from daemon.contract.jobs.processes.benchmark import Bench
     from daemon.operating.measuring.measure import Asked
     from daemon.operating.measuring.subject import Choice, Export
 

@@ -21,6 +21,7 @@ from daemon.contract.language.catalog import speak_english, translated_text
 from daemon.contract.light import dataclass
 
 if TYPE_CHECKING:
+    from daemon.config.known import AnySettings
     from daemon.config.layers import Files, Source
     from daemon.config.places.instances import Instance
     from daemon.config.settings import Settings
@@ -88,6 +89,20 @@ def load_settings(
         raise _nothing_found()
     state = _usable(settings.state_directory, config, own_state=own_state)
     return settings if state == settings.state_directory else settings.model_copy(update={"state": StateSettings(directory=state)})
+
+
+def known_settings(config: Path | None) -> AnySettings:
+    """The settings of a daemon for a verb that only looks, and works without the daemon's state: as the daemon knows them, where it has
+    read the configuration as it is now, else as `load_settings` gives them. Raises UsageError as that does."""
+    from daemon.config import layers
+    from daemon.operating.monitoring.as_read import settings_as_read
+
+    file = configuration_of(config, of_daemon=True)
+    files = layers.read(file)
+    known = settings_as_read(file, files)
+    if known is None:
+        return load_settings(file, of_daemon=True, own_state=True, files=files)
+    return dataclasses.replace(known, state_directory=_usable(known.state_directory, file, own_state=True))
 
 
 def for_somebody_who_waits(settings: Settings) -> Settings:

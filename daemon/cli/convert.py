@@ -64,7 +64,7 @@ def convert(
         _export(source, target, settings, json_=json_)
     from daemon.cli.views.conversion import print_conversion
     from daemon.cli.views.live_bar import LiveBar
-    from daemon.contract.jobs.conversion import Answer
+    from daemon.contract.jobs.processes.conversion import Answer
 
     source, target = _checked(source, target)
     view = LiveBar(quiet=json_)

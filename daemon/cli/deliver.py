@@ -17,7 +17,8 @@ from daemon.contract.language.catalog import translated, translated_text
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
-    from daemon.operating.by_hand import ByHand
+    from daemon.journal.journal import Journal
+    from daemon.operating.asked.by_hand import ByHand
 
 
 def register(app: typer.Typer) -> None:
@@ -87,11 +88,10 @@ def _refuse_a_mixture(names: list[str], list_: str, remove: str, others: dict[st
 def _deliver(
     settings: Settings, wanted: str, names: list[str], *, dry_run: bool, force: bool, again: bool, wait: bool, json_: bool
 ) -> None:
-    from daemon.cli.views.delivery import say_row
     from daemon.config.places.paths import StatePaths, existing
     from daemon.journal.journal import Journal
     from daemon.journal.shipment_rows import OPEN_SHIPMENT
-    from daemon.operating import by_hand
+    from daemon.operating.asked import by_hand
     from daemon.operating.monitoring.meant import find_job
     from daemon.system.lock import is_locked
 
@@ -111,13 +111,26 @@ def _deliver(
                 "start one: `ckptd run`", path=settings.state_directory,
             )  # fmt: skip
         if wait:
-            rows = by_hand.awaited(journal, rows, lambda row: None if json_ else say_row(row, runs=True))
+            rows = _awaited(journal, rows, json_=json_)
     finally:
         journal.close()
     if json_ or not wait:
         _answer(rows, json_=json_, runs=runs)
     if wait and any(row.state != "delivered" for row in rows):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _awaited(journal: Journal, rows: list[ByHand], *, json_: bool) -> list[ByHand]:
+    """Wait until all have ended. Raises KeyboardInterrupt after Ctrl-C, having said what goes on."""
+    from daemon.cli.views.delivery import say_row
+    from daemon.operating.asked import by_hand
+
+    try:
+        return by_hand.awaited(journal, rows, lambda row: None if json_ else say_row(row, runs=True))
+    except KeyboardInterrupt:
+        line = translated("interrupted; the daemon goes on with the delivery, and `ckptd show {job}` says how far it is.")
+        say_error(f"\nckptd: {line.format(job=rows[0].job)}")
+        raise
 
 
 def _answer(rows: list[ByHand], *, json_: bool, runs: bool = True) -> None:
@@ -138,7 +151,7 @@ def _say_change(settings: Settings) -> None:
 
 
 def _list(settings: Settings, name: str, run: str, *, json_: bool) -> None:
-    from daemon.operating import by_hand
+    from daemon.operating.asked import by_hand
 
     (target,) = by_hand.targets_of(settings, [name])
     rows = by_hand.listed(settings, target, run)
@@ -151,7 +164,7 @@ def _list(settings: Settings, name: str, run: str, *, json_: bool) -> None:
 
 
 def _remove(settings: Settings, name: str, versions: list[str], *, force: bool, json_: bool) -> None:
-    from daemon.operating import by_hand
+    from daemon.operating.asked import by_hand
 
     (target,) = by_hand.targets_of(settings, [name])
     gone = by_hand.remove(settings, target, versions, force=force)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json, refuse_undecodable
+from daemon.cli.common import ConfigOption, JsonOption, known_settings, print_json, refuse_undecodable
 from daemon.cli.exit_codes import EXIT_FAILED
 from daemon.cli.parser.groups import place
 from daemon.contract.disk.answers import ask
@@ -55,7 +55,7 @@ def explain(
     from daemon.operating.monitoring.explain import explain as look
 
     refuse_undecodable(path, "explain")
-    settings = load_settings(config, of_daemon=True, own_state=True)
+    settings = known_settings(config)
     try:
         value = ask(str(path), lambda: export_around(path) or look(settings, path), EXPLAIN_SECONDS)
     except TimeoutError:

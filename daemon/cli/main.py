@@ -6,10 +6,12 @@ Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -125,7 +127,7 @@ def _common(
     configuration.set_values(set_)
 
 
-@app.command(**place("run", "ckptd run --config /etc/ckptd/config.toml"))
+@app.command("run", **place("run", "ckptd run --config /etc/ckptd/config.toml"))
 def run(config: ConfigOption = None) -> None:
     """Run the service in this terminal.
 
@@ -160,7 +162,7 @@ def _of_the_machine(error: UsageError) -> CkptdError:
     return Retryable(fault.code, fault.operation, fault.cause, fault.remedy, path=fault.path)
 
 
-@app.command(**place("export", "ckptd export runs/my-run/checkpoint-500 --to onnx-int8"))
+@app.command("export", **place("export", "ckptd export runs/my-run/checkpoint-500 --to onnx-int8"))
 def export(
     checkpoint: Annotated[
         Path | None,
@@ -204,7 +206,7 @@ def export(
     raise typer.Exit(exit_of(answer.state))
 
 
-@app.command(**place("demo", "ckptd demo --keep demo-files"))
+@app.command("demo", **place("demo", "ckptd demo --keep demo-files"))
 def demo(
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep all files in this new folder.")] = None,
 ) -> None:
@@ -214,7 +216,7 @@ def demo(
     raise typer.Exit(show_demo(keep))
 
 
-@app.command(**place("version", "ckptd version"))
+@app.command("version", **place("version", "ckptd version"))
 def version() -> None:
     """Show the version."""
     say(f"ckptd {__version__}")
@@ -237,7 +239,7 @@ def main() -> int:
     A reader of the output that leaves (`| head`) ends it as SIGPIPE ends other commands: neither 0 nor 1, which would be a verdict.
     """
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some reads the metadata of every package
-    gc.set_threshold(20_000)  # most verbs end before anything is worth collecting; by default that takes a tenth of their time
+    gc.set_threshold(100_000)  # most verbs end before anything is worth collecting; by default that takes a tenth of their time
     journald.set_up()
     set_up_outputs()
     sys.excepthook = _say_traceback
@@ -263,9 +265,18 @@ def _complain(error: CkptdError) -> None:
     say_error(f"ckptd: {translated_text(str(error))}")
 
 
+def _verb_of(words: Sequence[str]) -> typer.Typer:
+    """The command line with the verb alone that its first word names: typer makes a command of each function, as long as most verbs take.
+    All verbs where that word names none, as for help and completion."""
+    meant = copy.copy(app)
+    meant.registered_commands = [command for command in app.registered_commands if command.name in words[:1]]
+    meant.registered_groups = [group for group in app.registered_groups if group.name in words[:1]]
+    return meant if meant.registered_commands or meant.registered_groups else app
+
+
 def _run() -> int:
     try:
-        code = app(prog_name="ckptd", standalone_mode=False)
+        code = _verb_of(sys.argv[1:])(prog_name="ckptd", standalone_mode=False)
     except SystemExit as leaving:  # completion ends so, and rich's console, which shows the help, where its reader has left
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None

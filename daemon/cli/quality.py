@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, JsonOption, daemon_state, load_settings, print_json
+from daemon.cli.common import ConfigOption, JsonOption, daemon_state, known_settings, print_json
 from daemon.cli.parser.groups import place
 
 
@@ -44,7 +44,7 @@ def quality(
     """Show a run's exports by step, and which to deploy."""
     from daemon.operating.monitoring.run_quality import run_quality
 
-    settings = load_settings(config, of_daemon=True, own_state=True)
+    settings = known_settings(config)
     value = run_quality(settings.state_directory, settings.output.directory, run, settings.select.best_variant, settings.select.best_task)
     if json_:
         print_json(value)

@@ -48,7 +48,7 @@ def scheduler_says(config: Path | None) -> Callable[[Path], str]:
     """What gives the end of what a scheduler says of the attempt with a log, "" of one of this machine."""
 
     def said(log: Path) -> str:
-        from daemon.contract.jobs.elsewhere import ORDERS
+        from daemon.contract.jobs.processes.elsewhere import ORDERS
         from daemon.running.cluster.by_stage import tail_of
 
         return tail_of(load_settings(config, own_state=True).cluster, log.parent) if (log.parent / ORDERS).exists() else ""
@@ -96,7 +96,7 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
     Those that failed, are partial or were cancelled; after a configuration change, any that ended.
     """
     from daemon.config.places.paths import existing
-    from daemon.operating import steering
+    from daemon.operating.asked import steering
     from daemon.operating.monitoring.meant import find_job
     from daemon.operating.monitoring.status import failed_ids
     from daemon.operating.reload import unread_change
@@ -120,7 +120,7 @@ def cancel(jobs: Jobs, config: ConfigOption = None) -> None:
 
     They are stopped, their output is removed, and their checkpoints are not taken again automatically.
     """
-    from daemon.operating import steering
+    from daemon.operating.asked import steering
 
     state = daemon_state(config)
     chosen = _chosen(state, jobs)
@@ -134,7 +134,7 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
 
     Running stages end normally, and checkpoints are still taken.
     """
-    from daemon.operating import steering
+    from daemon.operating.asked import steering
     from daemon.operating.monitoring.meant import find_job
 
     state = daemon_state(config)
@@ -145,7 +145,7 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
 @_app.command(epilog="Example: ckptd queue resume")
 def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Continue a paused job, or the paused queue."""
-    from daemon.operating import steering
+    from daemon.operating.asked import steering
     from daemon.operating.monitoring.meant import find_job
 
     state = daemon_state(config)
@@ -156,7 +156,7 @@ def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
 @_app.command(epilog="Example: ckptd queue first my-run/500 my-run/600")
 def first(jobs: Jobs, config: ConfigOption = None) -> None:
     """Move waiting exports to the front of the queue, the first one named before the others."""
-    from daemon.operating import steering
+    from daemon.operating.asked import steering
 
     state = daemon_state(config)
     chosen = _chosen(state, jobs)

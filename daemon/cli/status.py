@@ -147,18 +147,16 @@ def logs(
     json_: JsonOption = False,
 ) -> None:
     """Show the daemon's log, or that of a stage or a delivery."""
-    from daemon.cli.views.tables import print_log
+    from daemon.cli.views.logs import print_log, print_stage_log
     from daemon.config.places.paths import StatePaths
 
     state = daemon_state(config)
     if stage is not None:
-        from daemon.cli.views.stage_log import print_stage_log
         from daemon.operating.monitoring.meant import attempted_at
 
         print_stage_log(attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
         return
     if target is not None:
-        from daemon.cli.views.stage_log import print_stage_log
         from daemon.operating.monitoring.meant import delivered_at
 
         print_stage_log(delivered_at(state, job, target), lambda log: "", follow=follow, lines=lines, as_json=json_)

@@ -29,7 +29,7 @@ from daemon.contract.language.lists import bracketed, clauses, labelled
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
-    from daemon.contract.jobs.recheck import Rechecked
+    from daemon.contract.jobs.processes.recheck import Rechecked
     from daemon.contract.values import Json
     from daemon.operating.integrity.fsck import Findings
     from daemon.operating.rechecking.subject import Subject

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, LiteralString, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from daemon.config.receivers import (
     ENDS,
@@ -30,13 +30,12 @@ from daemon.config.receivers import (
     store_folder_of,
 )
 from daemon.config.receivers import read as read_urls
-from daemon.config.section import OptionalPath, Section, form, refusal
+from daemon.config.section import OptionalPath, Section, distinct, form, refusal
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.faults.secrets import holds_secret
 
 OLDER_NAMES = {"waiting": "stuck"}
 """Names of events in version 1.0 → what they are called now."""
-EVENTS: tuple[Event, ...] = get_args(Event)
 USUAL: tuple[Event, ...] = (
     "succeeded", "partial", "failed", "rejected", "delivery_failed", "stuck", "disk_low", "daemon_unwell", "recovered",
 )  # fmt: skip
@@ -206,16 +205,8 @@ class NotifySettings(Section):
     on: tuple[Named, ...] = USUAL
     digest_at: Time = "08:00"
     stuck_hours: float = Field(default=6.0, ge=0)
-    targets: tuple[TargetSettings, ...] = ()
+    targets: Annotated[tuple[TargetSettings, ...], AfterValidator(distinct)] = ()
     _of_file: tuple[SecretUrl, ...] = PrivateAttr(default=())
-
-    @field_validator("targets")
-    @classmethod
-    def _names_differ(cls, targets: tuple[TargetSettings, ...]) -> tuple[TargetSettings, ...]:
-        names = [target.name for target in targets]
-        if len(set(names)) < len(names):
-            raise refusal("two of them have the same name; each needs a name of its own")
-        return targets
 
     @property
     def receivers(self) -> tuple[Receiver, ...]:

@@ -19,13 +19,13 @@ from pydantic import BaseModel, ValidationError
 from daemon.config import layers, suggestions
 from daemon.config.loading import conflicts
 from daemon.config.settings import Settings
+from daemon.config.sources import RUN_FILE as NAME
 from daemon.contract.disk.data_files import MARK
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import name_shown
 from daemon.contract.jobs.options import PATH, ValidateOptions
 
-NAME = "ckptd.toml"
 SIZE_LIMIT = 1 << 16
 SENTENCE_LIMIT = 1000
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ def effective(settings: Settings, run: Path) -> Effective:
     except _Refused as refused:
         fault = Fault(
             code=FaultCode.RUN_CONFIG_INVALID, operation="use the run's own configuration", cause=f"{refused}; the main one is used",
-            remedy=f"correct {NAME}; a run may set {', '.join(f'{section}.{key}' for section, keys in ALLOWED.items() for key in keys)}",
+            remedy=f"correct {NAME}; a run may set {', '.join(f'{name}.{key}' for name, keys in ALLOWED.items() for key in keys)}",
             path=str(path),
         )  # fmt: skip
         return Effective(settings, fault.sentence())

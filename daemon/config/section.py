@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, LiteralString
+from typing import Annotated, Any, LiteralString, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -43,6 +43,16 @@ def form(pattern: str, sentence: LiteralString) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+Tables = TypeVar("Tables", bound=tuple[Any, ...])
+
+
+def distinct(tables: Tables) -> Tables:
+    """Tables of a list as they are; refuses two of one name."""
+    if len({table.name for table in tables}) < len(tables):
+        raise refusal("two of them have the same name; each needs a name of its own")
+    return tables
 
 
 _NUMBERS: dict[Any, LiteralString] = {int: "int", float: "float", ByteSize: "byte_size"}

@@ -30,12 +30,12 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from daemon.config import windows
 from daemon.config.cluster import ClusterSettings
-from daemon.config.deliver.targets import Targets, distinct
+from daemon.config.deliver.targets import Targets
 from daemon.config.environment import CommandLine, ListFriendlyEnv, short_names
 from daemon.config.notify import NotifySettings
 from daemon.config.page import PageSettings
 from daemon.config.places.states import own_state, state_of_service
-from daemon.config.section import OptionalPath, Section
+from daemon.config.section import OptionalPath, Section, distinct
 from daemon.config.sources import over
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.frozen import without_derived

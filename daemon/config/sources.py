@@ -5,6 +5,7 @@ Imports nothing that takes long: `ckptd status` reads a configuration that need 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -21,10 +22,18 @@ from daemon.contract.faults.secrets import (
 )
 
 PREFIX = "CKPTD_"
+RUN_FILE = "ckptd.toml"
+"""Of a run's own directory, with what it may say about its exports (`run_overrides.py`)."""
 given_on_command_line: dict[str, str] = {}
 """Dotted key → text, of `--set` before the verb. The same for the whole life of a process, as its environment is."""
 named_by: dict[str, str] = {}
 """Dotted key → the option of a verb that gave it in place of `--set`."""
+
+
+def are_given_elsewhere() -> bool:
+    """Whether any value comes from the command line or the environment, and not from the files."""
+    variables = (name.upper() for name in os.environ)
+    return bool(given_on_command_line) or any(name.startswith((PREFIX, "EXPORT_")) and name != f"{PREFIX}CONFIG" for name in variables)
 
 
 def as_asked(text: str) -> str:

@@ -19,6 +19,8 @@ class _Shape(NamedTuple):
 
     by_place: tuple[str, ...]
     """Those that may be given by their place."""
+    fixed: frozenset[str]
+    """Those that may not be given."""
     defaults: dict[str, Any]
     """Each field's default; what makes it, as a `_Made`; MISSING where it must be given."""
 
@@ -42,7 +44,9 @@ def _frozen_dataclass(*, frozen: bool, kw_only: bool = False, eq: bool = True) -
             params.frozen = True  # for the library: a frozen class may follow from this
         fields = dataclasses.fields(kind)
         kind.__shape__ = _Shape(
-            tuple(field.name for field in fields if not field.kw_only), {field.name: _default(field) for field in fields}
+            tuple(field.name for field in fields if field.init and not field.kw_only),
+            frozenset(field.name for field in fields if not field.init),
+            {field.name: _default(field) for field in fields},
         )
         kind.__init__, kind.__repr__ = _init, _repr
         kind.__setattr__, kind.__delattr__ = _refuse, _refuse
@@ -67,7 +71,7 @@ def _init(self: Any, /, *given: Any, **named: Any) -> None:
         named = _placed(self, shape.by_place, given, named)
     values = self.__dict__
     for name, default in shape.defaults.items():
-        if name in named:
+        if name in named and name not in shape.fixed:
             values[name] = named.pop(name)
         elif default is dataclasses.MISSING:
             raise TypeError(f"{type(self).__name__}.__init__() missing a required argument: {name!r}")
@@ -96,7 +100,9 @@ def _repr(self: Any) -> str:
 
 
 def _eq(self: Any, other: object) -> bool:
-    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+    shape: _Shape = type(self).__shape__
+    pairs = ((getattr(self, name), getattr(other, name)) for name in shape.defaults)
+    return all(mine is its or mine == its for mine, its in pairs) if type(other) is type(self) else NotImplemented
 
 
 def _hash(self: Any) -> int:

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
@@ -39,6 +40,26 @@ class Within(NamedTuple):
         """The number's schema with these bounds, as pydantic asks any annotation for it."""
         bounds = {"ge": self.least} if self.most == math.inf else {"ge": self.least, "le": self.most}
         return {**handler(source), **bounds}
+
+    def holds(self, number: float) -> bool:
+        """Whether a number lies within them."""
+        return self.least <= number <= self.most
+
+
+class Length(NamedTuple):
+    """Most characters of a text, or entries of a tuple, as an annotation. `barred`: a character that the text must not have."""
+
+    most: int
+    barred: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """The schema of the text or the tuple with these bounds, as pydantic asks any annotation for it."""
+        pattern = {"pattern": f"^[^\\x{ord(self.barred):02x}]*$"} if self.barred else {}
+        return {**handler(source), "max_length": self.most, **pattern}
+
+    def holds(self, value: str | tuple[Any, ...]) -> bool:
+        """Whether a text or a tuple keeps to them."""
+        return len(value) <= self.most and not (self.barred and self.barred in value)
 
 
 class ShownAs(NamedTuple):
@@ -206,7 +227,7 @@ def _taker(kind: Any) -> Take:
     if isinstance(kind, typing.NewType):
         return _taker(kind.__supertype__)
     if origin is typing.Annotated:
-        return _bounded(_taker(inner[0]), [mark for mark in inner[1:] if isinstance(mark, Within)])
+        return _bounded(_taker(inner[0]), [mark for mark in inner[1:] if isinstance(mark, Within | Length)])
     if origin in (types.UnionType, typing.Union):
         return _first([_taker(part) for part in inner])
     if origin is typing.Literal:
@@ -251,16 +272,16 @@ def _any(value: Any) -> Any:
 
 _PLAIN: dict[Any, Take] = {
     str: _text, float: _number, int: functools.partial(_exact, int), bool: functools.partial(_exact, bool), Any: _any, object: _any,
-    type(None): functools.partial(_exact, type(None)),
+    type(None): functools.partial(_exact, type(None)), Path: lambda value: Path(_text(value)),
 }  # fmt: skip
 
 
-def _bounded(take: Take, bounds: list[Within]) -> Take:
+def _bounded(take: Take, bounds: list[Within | Length]) -> Take:
     def taken(value: Any) -> Any:
-        number = take(value)
-        if not all(bound.least <= number <= bound.most for bound in bounds):
+        inner = take(value)
+        if not all(bound.holds(inner) for bound in bounds):
             raise Unclear
-        return number
+        return inner
 
     return taken
 

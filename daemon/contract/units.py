@@ -128,6 +128,15 @@ def moment(value: Any) -> str:
     return f"{(read if read.tzinfo else read.replace(tzinfo=UTC)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def seconds_of(moment: str | None) -> float | None:
+    """An ISO 8601 time as seconds since the epoch; None for what is none."""
+    try:
+        read = datetime.fromisoformat(moment) if moment else None
+    except ValueError:
+        return None
+    return None if read is None else (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+
+
 def span(ends: tuple[float, float], show: Callable[[float], str] = number) -> str:
     """An interval as "0.98 to 1.04"."""
     return translated("{low} to {high}").format(low=show(ends[0]), high=show(ends[1]))

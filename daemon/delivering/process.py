@@ -33,8 +33,6 @@ LONGEST_LINE = 1 << 20
 MOST_SAID = 64 << 20
 """Bytes on standard output in all."""
 LOG_BYTES = 1 << 20
-END_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL."""
 _BLOCK = 1 << 16
 _AT_ONCE = 16
 """Blocks that are read of one pipe in one round, so that one process does not keep the others waiting."""

@@ -5,7 +5,9 @@ Written by the intake before the job is committed; read when a damaged journal i
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_serializer
 
 from daemon.config.places.paths import Paths
 from daemon.contract.disk.files import fsync_directory, write_atomic
@@ -31,6 +33,11 @@ class JobEntry(_Tolerant):
     created: str
     warnings: tuple[str, ...] = ()
     newest_first: bool = False
+
+    @field_serializer("work")
+    def _written_once(self, work: Work) -> Any:
+        """All checkpoints of one configuration share it."""
+        return work.plain
 
 
 def write_entry(paths: Paths, entry: JobEntry) -> None:

@@ -10,11 +10,10 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.contract.jobs.options import Work
 from daemon.journal.file.database import Database
 from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
@@ -24,10 +23,14 @@ from daemon.journal.shipments import enter_shipments
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
 
+if TYPE_CHECKING:
+    from daemon.contract.jobs.options import Work
+
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""
 
 _NOT_ONE_OF = "id NOT IN (SELECT value FROM json_each(?))"
+_PLACES = "SELECT id, root, run, target, state FROM job ORDER BY created, rowid"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,22 @@ class Place(NamedTuple):
     state: str
 
 
+class Around(NamedTuple):
+    """What the journal has of a checkpoint that may become a job."""
+
+    alike: list[JobRow]
+    """The job with its id, and those of checkpoints with its content that have its step or lie below its root; newest first."""
+    here: list[str]
+    """The jobs whose content its directory held when it was last decided upon."""
+    listed: str
+    """What `places` is made of: that takes a while, in which the journal's thread can do something else."""
+
+    @property
+    def places(self) -> list[Place]:
+        """What every job has been given, the earliest first."""
+        return [Place(*place) for place in json.loads(self.listed)]
+
+
 class Jobs:
     """Transactions on the table `job`, and on its stages where a job is entered or done anew."""
 
@@ -77,25 +96,24 @@ class Jobs:
         give way to nobody.
         """
 
+        checkpoint, work, entered = job.checkpoint, job.work, now()
+        key, kept = (checkpoint.identity, work.digest), (job.id, *stands)
+        row = (job.id, *key, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(), work.text, str(job.pin),
+               str(job.target), entered, json.dumps(list(job.warnings)), int(supersede))  # fmt: skip
+
         def add(c: sqlite3.Connection) -> bool:
-            checkpoint, work = job.checkpoint, job.work
-            known = c.execute(
-                "SELECT id FROM job WHERE identity = ? AND work_digest = ?", (checkpoint.identity, work.digest)
-            ).fetchone()  # fmt: skip
-            if known:
+            if not c.execute(
+                "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings,"
+                " newest_first) SELECT ?,?,?,?,?,?,?,?,?,?,?,?,?"
+                " WHERE NOT EXISTS (SELECT 1 FROM job WHERE identity = ? AND work_digest = ?)", (*row, *key),
+            ).rowcount:  # fmt: skip
+                known = c.execute("SELECT id FROM job WHERE identity = ? AND work_digest = ?", key).fetchone()
                 record_sighting(c, checkpoint.path, job.fingerprint, "known", known[0])
                 return False
-            c.execute(
-                "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings,"
-                " newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (job.id, checkpoint.identity, work.digest, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
-                 work.text, str(job.pin), str(job.target), now(), json.dumps(list(job.warnings)), int(supersede)),
-            )  # fmt: skip
             _add_stages(c, job.id, job.stages)
             if fault:
                 close_stage(c, job.id, job.stages[0], Ended("failed", fault=fault))
-            if not fault:
-                kept = (job.id, *stands)
+            else:
                 overwritten = f"id IN (SELECT job FROM seen WHERE path = ?) AND id NOT IN ({','.join('?' * len(kept))})"
                 _supersede(c, f"{BY}{job.id}", overwritten, (checkpoint.path, *kept))
             if supersede and not fault:
@@ -163,14 +181,26 @@ class Jobs:
         )  # fmt: skip
         return job_of(rows[0]) if rows else None
 
-    def alike(self, job: str, root: str, step: int, digest: str) -> list[JobRow]:
-        """The job with this id, and those of checkpoints with this content that have this step or lie below this root; newest first."""
-        rows = self._database.read(
-            "SELECT * FROM job WHERE id = ? OR (step = ? AND json_extract(checkpoint, '$.digest') = ?)"
-            " OR (root = ? AND instr(checkpoint, ?)) ORDER BY created DESC, id",
-            job, step, digest, root, digest,
-        )  # fmt: skip
-        return [known for known in map(job_of, rows) if job == known.id or known.checkpoint.digest == digest]
+    def around(self, job: str, checkpoint: CheckpointRef) -> Around:
+        """What the journal has of a checkpoint that may become the job with this id."""
+        # One statement with one row: at each the interpreter goes to other threads, and with many at work it is long until it is back.
+        alike = (
+            "SELECT id FROM job WHERE id = ? OR (step = ? AND json_extract(checkpoint, '$.digest') = ?)"
+            " OR (root = ? AND instr(checkpoint, ?)) ORDER BY created DESC, id"
+        )
+        query = (
+            f"SELECT (SELECT json_group_array(id) FROM ({alike})),"
+            " (SELECT json_group_array(job) FROM seen WHERE path = ? AND job IS NOT NULL),"
+            f" (SELECT json_group_array(json_array(id, root, run, target, state)) FROM ({_PLACES}))"
+        )
+        values = (job, checkpoint.step, checkpoint.digest, checkpoint.root, checkpoint.digest, checkpoint.path)
+
+        def look() -> Around:
+            ((ids, here, listed),) = self._database.read(query, *values)
+            known = [row for row in map(self.get, json.loads(ids)) if row is not None]
+            return Around([row for row in known if row.id == job or row.checkpoint.digest == values[2]], json.loads(here), listed)
+
+        return self._database.together(look)
 
     def at(self, target: Path) -> list[JobRow]:
         """All jobs whose export's folder is `target`, the newest first."""
@@ -187,8 +217,7 @@ class Jobs:
 
     def places(self) -> list[Place]:
         """What every job has been given, the earliest first."""
-        rows = self._database.read("SELECT id, root, run, target, state FROM job ORDER BY created, rowid")
-        return [Place(*row) for row in rows]
+        return [Place(*row) for row in self._database.read(_PLACES)]
 
     def rewrites(self, run: str, path: str) -> int:
         """How many exports in a row of a directory gave way to its next content, without one that ended."""
@@ -304,9 +333,10 @@ class Jobs:
 
 def _add_stages(c: sqlite3.Connection, job: str, stages: Sequence[str]) -> None:
     """Rows for the stages of a plan; one that is there already only takes its place in the order."""
-    c.executemany(
-        "INSERT INTO stage (job, name, position) VALUES (?,?,?) ON CONFLICT (job, name) DO UPDATE SET position = excluded.position",
-        [(job, name, place) for place, name in enumerate(stages)],
+    c.execute(
+        "INSERT INTO stage (job, name, position) SELECT ?, value, key FROM json_each(?) WHERE true"
+        " ON CONFLICT (job, name) DO UPDATE SET position = excluded.position",
+        (job, json.dumps(list(stages))),
     )
 
 

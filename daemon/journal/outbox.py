@@ -11,9 +11,9 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from daemon.contract.light import dataclass
 from daemon.contract.values import Json
 from daemon.journal.file.database import Database
 from daemon.journal.rows import Message, Notice, now

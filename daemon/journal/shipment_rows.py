@@ -110,13 +110,6 @@ def shipments_of(connection: sqlite3.Connection, job: str) -> tuple[ShipmentRow,
     return tuple(map(shipment_of, connection.execute(f"{SELECT} WHERE s.job = ? ORDER BY s.target", (job,))))
 
 
-def shipments_in(connection: sqlite3.Connection, states: tuple[str, ...], limit: int) -> tuple[ShipmentRow, ...]:
-    """The deliveries in these states that were entered last, the newest first."""
-    marks = ",".join("?" * len(states))
-    rows = connection.execute(f"{SELECT} WHERE s.state IN ({marks}) ORDER BY s.entered DESC, s.id DESC LIMIT ?", (*states, limit))
-    return tuple(map(shipment_of, rows))
-
-
 def exports_in_use(connection: sqlite3.Connection) -> set[str]:
     """The jobs whose exports still are to be carried somewhere."""
     return {str(row[0]) for row in connection.execute(IN_USE)}

@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.names import run_of
 from daemon.config.places.paths import Paths, prepare
-from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.options import Work
@@ -21,6 +18,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.operating.integrity.maintenance import open_journal
 from daemon.operating.monitoring.live import read_live
+from daemon.operating.work_now import work_now
 from daemon.running.attempts.executor import Executor
 from daemon.running.cluster.by_stage import with_cluster
 from daemon.running.runner import Runner
@@ -45,20 +43,6 @@ class Engine:
     intake: Intake
     runner: Runner
     attention: threading.Event
-
-
-def work_now(settings: Settings, job: JobRow) -> Work | None:
-    """A job's configuration as it is now, the run's own file included; None where that can't be known any more."""
-    path = Path(job.checkpoint.path)
-
-    def work() -> Work | None:
-        run = run_of(path)
-        return effective(settings, run).settings.work if run.is_dir() else None
-
-    try:
-        return ask(f"run {path.parent}", work)
-    except TimeoutError:
-        return None
 
 
 @contextmanager

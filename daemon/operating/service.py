@@ -27,7 +27,7 @@ from daemon.operating.announcements import Announcements
 from daemon.operating.daily import Daily
 from daemon.operating.deliveries import Delivering
 from daemon.operating.diagnosis import packages
-from daemon.operating.disk_watch import DiskWatch
+from daemon.operating.disks.watch import DiskWatch
 from daemon.operating.engine import Engine, engine
 from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.log import logs

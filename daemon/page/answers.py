@@ -59,9 +59,9 @@ class Bodies:
         return known[1]
 
 
-def answer(request: Request, value: Any, *, headers: Mapping[str, str] | None = None) -> Response:
+def answer(request: Request, value: Any) -> Response:
     """The answer to a request, empty where the client has it already."""
-    return answer_bytes(request, request.app.state.bodies.of(value), JSON, headers=headers)
+    return answer_bytes(request, request.app.state.bodies.of(value), JSON)
 
 
 def answer_bytes(request: Request, body: bytes, media_type: str, *, headers: Mapping[str, str] | None = None) -> Response:

@@ -18,7 +18,7 @@ from daemon.contract.faults.errors import CkptdError
 from daemon.contract.faults.events import Event
 from daemon.contract.language.catalog import translated_text
 from daemon.journal.journal import Journal
-from daemon.operating import steering
+from daemon.operating.asked import steering
 from daemon.operating.monitoring.status import JobDetails
 from daemon.page.access.login import fields_of, here
 from daemon.page.answers import answer, in_language, refusal

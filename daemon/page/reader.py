@@ -18,7 +18,7 @@ from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.elsewhere import ORDERS
+from daemon.contract.jobs.processes.elsewhere import ORDERS
 from daemon.contract.language.catalog import language
 from daemon.contract.light import dataclass
 from daemon.journal.states import told_state

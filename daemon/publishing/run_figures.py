@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -19,8 +19,10 @@ from daemon.checkpoints.selection import best_step
 from daemon.contract.disk.files import read_bounded
 from daemon.contract.jobs.points import MOST_STEPS, RunFigures, StepPoint
 from daemon.contract.jobs.run_figures import latest, point_of
-from daemon.journal.journal import Journal
-from daemon.journal.rows import JobRow
+
+if TYPE_CHECKING:
+    from daemon.journal.journal import Journal
+    from daemon.journal.rows import JobRow
 
 REPORT = "report.json"
 MOST_BYTES = 16 << 20

@@ -111,7 +111,7 @@ def see() -> None:
 
 
 @contextmanager
-def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator[None]:
+def leased(state: Path) -> Iterator[None]:
     """Hold the lease of a state directory, whose lock this process has. Raises UsageError where a daemon of another machine holds it.
 
     On a disk that is full or can only be read the lock alone decides.
@@ -125,7 +125,7 @@ def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator
             raise
         yield
         return
-    lease = Lease(file, mine, lost or (lambda: _end(file)), now())
+    lease = Lease(file, mine, lambda: _end(file), now())
     ended = threading.Event()
 
     def keep() -> None:

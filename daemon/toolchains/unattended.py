@@ -7,7 +7,6 @@ the order names. It ends in order, and what it runs with it, when it is told to 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -18,17 +17,16 @@ import psutil
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import CkptdError, Fault, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.parent import end_with_parent
 from daemon.toolchains.install import install
 from daemon.toolchains.order import Ended, Order
 from daemon.toolchains.registry import Toolchains, definitions
-
-_PDEATHSIG = 1
 
 
 def main(text: str) -> None:
     """Follow the order."""
     order = Order.model_validate_json(text)
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _told_to_end)
     _stand_back(order)
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.names import run_of
 from daemon.contract.sharded.dcp import METADATA
+from daemon.system.processes.seats import SEATS
 
 THREADS, MOST_THREADS = 16, 24
 """Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more. Most of a small pin is waiting
@@ -171,7 +172,8 @@ class Hands:
     def _serve(self, number: int) -> None:
         while (task := self._next(number)) is not None:
             try:
-                task.result = task.work(number)
+                with SEATS.taken():
+                    task.result = task.work(number)
             except BaseException as error:  # whoever asked gets it
                 task.error = error
             with self._changed:

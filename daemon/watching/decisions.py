@@ -11,12 +11,11 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from daemon.checkpoints.files import TRAINER_STATE, Fingerprint, Touch, fingerprint_and_touch
+from daemon.checkpoints.files import TRAINER_STATE, Fingerprint, Touch, digest_of_fingerprint, fingerprint_and_touch
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.names import is_checkpoint_name
 from daemon.journal.journal import Journal
-from daemon.watching.taking.entering import digest_of_fingerprint
 
 _WITH_STATE = {row.name for row in TABLE if row.last_file == TRAINER_STATE}
 

@@ -13,13 +13,17 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from daemon.config.settings import Settings
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.text import is_text
 from daemon.system.logger import Logger
 from daemon.watching.scan import Scanner, rules_of
+
+if TYPE_CHECKING:
+    from daemon.config.known import AnySettings
+    from daemon.config.settings import Settings
 
 log = Logger("watch")
 
@@ -82,7 +86,7 @@ class Links:
         self._many = count > MOST_FOLLOWED
 
 
-def leading_out(links: Iterable[str], settings: Settings) -> dict[Path, str]:
+def leading_out(links: Iterable[str], settings: AnySettings) -> dict[Path, str]:
     """Those of the links that are followed → the directory to which each leads. Waits for the file systems."""
     roots = [os.path.realpath(root) for root in settings.watch.roots]
     kept = [*roots, os.path.realpath(settings.state_directory), os.path.realpath(settings.output.directory)]

@@ -6,14 +6,15 @@ leaves out what lies deepest, and it never lists a directory of many entries aga
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from daemon.checkpoints.names import (
     EXPORT,
@@ -28,9 +29,12 @@ from daemon.checkpoints.names import (
     step_folder,
 )
 from daemon.checkpoints.parts import belongs_to, has_begun, kept_back
-from daemon.config.settings import WatchSettings
+from daemon.contract.light import dataclass
 from daemon.watching.entries import TEMPORARY, holds_checkpoints, is_ignored, is_temporary, list_entries, names_in
 from daemon.watching.origins import is_of_run, why_untrained
+
+if TYPE_CHECKING:
+    from daemon.config.known import AnyWatch
 
 WIDE = 500
 """A directory of this many entries is not listed again as long as its own time stands still."""
@@ -62,7 +66,7 @@ class ScanRules:
     """Those of them that are links below another root, and so a run themselves, perhaps."""
 
 
-def rules_of(settings: WatchSettings, state: Path) -> ScanRules:
+def rules_of(settings: AnyWatch, state: Path) -> ScanRules:
     """The rules that `[watch]` asks for. `state`: the state directory, in which pins lie; elsewhere these have a name of their own."""
     return ScanRules(settings.depth, settings.models, frozenset({str(state)}), roots=settings.roots)
 
@@ -88,7 +92,7 @@ class _Wide:
     what: Candidate
 
 
-@dataclass
+@dataclasses.dataclass
 class Scanner:
     """Walks roots by the same rules again and again."""
 
@@ -247,15 +251,9 @@ class Scanner:
 
         Looks at a directory's listing only where the changed name may have made a checkpoint of it.
         """
-        try:
-            parts = Path(changed).relative_to(root).parts
-        except ValueError:
-            return None
-        for index, part in enumerate(parts):
-            if is_checkpoint_name(part):
-                return root.joinpath(*parts[: index + 1])
-            if is_ignored(part) and index + 1 < len(parts):
-                return None
+        parts, checkpoint = _by_names(root, changed)
+        if parts is None or checkpoint is not None:
+            return checkpoint
         if (not parts and root not in self.rules.linked) or (parts and is_ignored(parts[-1]) and changed.endswith("/")):
             return None
         for length in (len(parts), len(parts) - 1):
@@ -281,6 +279,21 @@ class Scanner:
         if any(str(folder) in self.rules.ours or _is_ours(folder) or kept_back(str(folder), folder.name) for folder in above):
             return False
         return os.path.realpath(path) == os.path.join(os.path.realpath(root), *parts)
+
+
+@functools.lru_cache(4096)
+def _by_names(root: Path, changed: str) -> tuple[tuple[str, ...] | None, Path | None]:
+    """The parts of a path below `root`, None where no walk comes to it, and the checkpoint directory in which it lies by names alone."""
+    try:
+        parts = Path(changed).relative_to(root).parts
+    except ValueError:
+        return None, None
+    for index, part in enumerate(parts):
+        if is_checkpoint_name(part):
+            return parts, root.joinpath(*parts[: index + 1])
+        if is_ignored(part) and index + 1 < len(parts):
+            return None, None
+    return parts, None
 
 
 def _what(folder: str, name: str, entries: dict[str, bool]) -> Candidate:

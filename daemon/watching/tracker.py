@@ -7,6 +7,7 @@ is remembered in the journal by the state it was seen in.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import time
 import traceback
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.files import Fingerprint, digest_of_fingerprint, fingerprint
 from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of
 from daemon.checkpoints.pinning.pins import Moved
 from daemon.checkpoints.readable import closed
@@ -31,12 +32,15 @@ from daemon.watching.decisions import Decisions
 from daemon.watching.listing import Listing
 from daemon.watching.resting import Incomplete, State
 from daemon.watching.scan import Scanner, rules_of
-from daemon.watching.taking.entering import digest_of_fingerprint
 from daemon.watching.taking.examining import Closed, Examined, Examiner, Taken
 from daemon.watching.taking.intake import Intake
 from daemon.watching.undecided import Undecided
 
 log = Logger("watch")
+
+
+_path = functools.lru_cache(4096)(Path)
+"""A directory that moves is looked at many times."""
 
 
 class Tracker:
@@ -141,7 +145,7 @@ class Tracker:
 
     def due(self, now: float) -> list[Path]:
         """The directories whose time to be looked at has come."""
-        return [Path(path) for path in self._settler.due(now)]
+        return [_path(path) for path in self._settler.due(now)]
 
     def look_at_due(self, now: float) -> None:
         """Look at every directory whose time has come."""

@@ -4,7 +4,7 @@
 It does what the daemon does for a child on its own box: it starts `handlers` with the job file, hands on what stops it, bounds its log,
 sees that nothing of it is left, and writes how it ended. The child is forked from it, since most of what a short stage takes is to start
 Python and import what both need; one of another interpreter is a new program.
- What passes between the two is in `daemon.contract.jobs.elsewhere`.
+ What passes between the two is in `daemon.contract.jobs.processes.elsewhere`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.oom import oom_kills
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, SAID, STOP, Claim, End, Orders
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import END, FENCE, ORDERS, SAID, STOP, Claim, End, Orders
 from handlers.child.probe import differing_from, probe
 from handlers.child.scratch import Scratch, unusable
 from handlers.child.warm import become, name_process

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import PROBE, PROBED, Probe, Probed
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import PROBE, PROBED, Probe, Probed
 from daemon.contract.version import __version__
 from handlers.child.scratch import Scratch
 

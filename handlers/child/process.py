@@ -22,12 +22,12 @@ from types import FrameType
 from typing import TextIO, TypeVar
 
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import ChildLimits, StageContext
+from daemon.contract.jobs.processes import large_pages
+from daemon.contract.parent import end_with_parent
 from handlers.child.progress import StopFlag
 
 EXIT_OTHER_PARENT = 75
-_PR_SET_PDEATHSIG = 1
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 _COLLECT_AFTER = (100_000, 10, 20)
 """Objects, and rounds of the younger generations, after which Python's collector looks for garbage.
@@ -58,7 +58,7 @@ def bind(limits: ChildLimits) -> None:
     The kernel kills the child when the parent's spawning thread ends. Between fork and this call nothing does,
     so a child that already has another parent ends itself.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if limits.parent_pid and os.getppid() != limits.parent_pid:
         os._exit(EXIT_OTHER_PARENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the daemon, which ends its children in order

@@ -1,6 +1,7 @@
 """`python -m handlers.convert SOURCE TARGET --answer FILE`: the child of `ckptd convert`.
 
-Each line on stdout is {"share", "doing"}; FILE gets an `Answer` of `daemon.contract.jobs.conversion`. Exit code 0, or 1 with a fault.
+Each line on stdout is {"share", "doing"}; FILE gets an `Answer` of `daemon.contract.jobs.processes.conversion`. Exit code 0, or 1 with a
+fault.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from daemon.contract.faults.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.conversion import Answer
+from daemon.contract.jobs.processes.conversion import Answer
 from handlers.convert import folder, pickles
 
 

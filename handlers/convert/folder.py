@@ -17,7 +17,7 @@ from daemon.contract.disk.files import fsync_file
 from daemon.contract.disk.placing import duplicate
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.conversion import Conversion, ConvertedFile
+from daemon.contract.jobs.processes.conversion import Conversion, ConvertedFile
 from handlers.convert import pickles
 from handlers.merge.plan.output_layout import Output, build_header
 from handlers.merge.weights.unpacked_base import header_dtype

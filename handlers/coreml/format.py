@@ -44,6 +44,7 @@ FORMAT = Format(
     engines={
         "coreml": {"causal": f"{_ENGINE}:CoreMlCausal", "seq2seq": f"{_ENGINE}:CoreMlSeq2Seq", "encoder": f"{_ENGINE}:CoreMlEncoder"},
     },
+    data_engines=frozenset({"coreml"}),
     files={
         "*.mlpackage/*": "graphs", "graphs.json": "runtime", "session.py": "example",
         "opener.py": "example", "feeding.py": "example", **EXAMPLE_FILES, **MODEL_FILES,

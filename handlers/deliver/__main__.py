@@ -19,7 +19,7 @@ from daemon.contract.disk import failpoints
 from daemon.contract.disk.export_layout import manifest_of
 from daemon.contract.faults.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.job_file import ChildLimits
+from daemon.contract.jobs.processes.job_file import ChildLimits
 from daemon.contract.records import Record
 from daemon.contract.values import Json
 from handlers.child import process

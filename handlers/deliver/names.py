@@ -6,9 +6,19 @@ import hashlib
 import re
 
 
-def short(run: str, most: int = 50, dots: bool = False) -> str:
-    """A run as letters, digits, `_` and `-`, and `.` with `dots`, at most `most` of them and a digest."""
-    plain = re.sub(r"[^A-Za-z0-9_.]+" if dots else r"[^A-Za-z0-9_]+", "-", run).strip("-.")
+def short(run: str) -> str:
+    """A run as the names of models have it: letters, digits, `_` and `-`, at most 50 of them and a digest."""
+    return _plain(run, r"[^A-Za-z0-9_]+", 50)
+
+
+def long(run: str) -> str:
+    """A run as folders, tags of git and registries, and repositories of the Hub have it: as `short`, with `.` but not `..`, at most 80 and
+    a digest."""
+    return _plain(run, r"(?:[^A-Za-z0-9_.]|\.{2,})+", 80)
+
+
+def _plain(run: str, others: str, most: int) -> str:
+    plain = re.sub(others, "-", run).strip("-.")
     return run if plain == run and len(run) <= most else f"{plain[:most].strip('-.') or 'run'}-{digest_of(run)}"
 
 

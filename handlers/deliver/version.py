@@ -24,6 +24,7 @@ from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.errors import Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
+from handlers.deliver.names import long
 
 READ = "read the export that is delivered"
 BLOCK = 1 << 20
@@ -71,6 +72,13 @@ class SourceFile:
             os.close(handle)
             raise changed(self.source)
         return Reader(self, open(handle, "rb", buffering=0))
+
+    def whole(self, sent: Callable[[int], None]) -> Iterator[bytes]:
+        """All of it, for an upload by one request, and how many bytes went out of each block. Raises as `open`."""
+        with self.open() as stream:
+            while data := stream.read(BLOCK):
+                yield data
+                sent(len(data))
 
     def part(self, start: int, count: int) -> bytes:
         """So many bytes from there on, for an upload in parts; their contents are compared where the file is read as a whole. Raises as
@@ -171,11 +179,7 @@ class Version:
     @property
     def name(self) -> str:
         """`RUN-STEP-DIGEST8`, of letters, digits, `.`, `_` and `-`, at most 128: never used again for anything else."""
-        run = (
-            "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in self.run).strip("-.")
-            or "run"
-        )
-        return f"{run[:100]}-{self.step}-{self.digest[:8]}"
+        return f"{long(self.run)}-{self.step}-{self.digest[:8]}"
 
     def of(self, variant: str) -> Version:
         """That variant alone, without what lies at the top."""

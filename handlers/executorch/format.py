@@ -57,6 +57,7 @@ FORMAT = Format(
             "causal": f"{_ENGINE}:ExecuTorchCausal", "seq2seq": f"{_ENGINE}:ExecuTorchSeq2Seq", "encoder": f"{_ENGINE}:ExecuTorchEncoder",
         },
     },
+    data_engines=frozenset({"executorch"}),
     variants=(
         _variant("8da4w", "ExecuTorch's programs with 4-bit weights in groups and 8-bit activations; tables and the head in 8 bits", 0.3,
                  FOUR_BITS, level="int4", fallback="executorch-int8",

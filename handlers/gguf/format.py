@@ -57,6 +57,7 @@ FORMAT = Format(
         "gguf": {"causal": "handlers.gguf.engine:GgufEngine"},
         "gguf-adapter": {"causal": "handlers.gguf.engine:GgufAdapterEngine"},
     },
+    data_engines=frozenset({"gguf"}),
     variants=(
         _variant("q4_k_m", "4-bit weights in blocks of 256, some of them in 6 bits (Q4_K_M)", 0.16,
                  FOUR_BITS, fallback="gguf-q5_k_m", level="int4", texts=True),

@@ -16,7 +16,6 @@ from handlers.texts import chat
 from handlers.texts.rows import RowRefused, Turn
 
 NAME = "Modelfile"
-ROLES = ("system", "user", "assistant")
 _MARK = "MARK{}KRAM"
 LENGTH = 4096
 """Tokens of context that Ollama is told to keep memory for, where the model knows more."""

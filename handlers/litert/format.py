@@ -45,6 +45,7 @@ FORMAT = Format(
             "causal": f"{_ENGINE}:LiteRtCausal", "seq2seq": f"{_ENGINE}:LiteRtSeq2Seq", "encoder": f"{_ENGINE}:LiteRtEncoder",
         },
     },
+    data_engines=frozenset({"litert"}),
     variants=(
         _variant(
             "litert", "handlers.litert.stage:plain",

@@ -39,6 +39,7 @@ FORMAT = Format(
     runtimes=("mlx-lm", "LM Studio"),
     modules={"mlx": "mlx", "mlx_lm": "mlx-lm"},
     engines={"mlx": {"causal": "handlers.mlx.engine:MlxEngine"}},
+    data_engines=frozenset({"mlx"}),
     variants=(
         _variant("mlx", "plain", "the weights as they are, in the folder that mlx-lm loads", 1.0, EXACT, memory=1.6),
         _variant("mlx-int8", "int8", "8-bit weights in groups of 64, in the folder that mlx-lm loads", 0.3,

@@ -55,6 +55,7 @@ FORMAT = Format(
             "media-encoder": "handlers.validate.engines.graphs.onnx_media:OnnxMedia",
         },
     },
+    data_engines=frozenset({"onnx"}),
     variants=(
         Variant(
             "onnx", "handlers.onnx.export.stage:run", 7,

@@ -44,6 +44,7 @@ FORMAT = Format(
             "causal": f"{_ENGINE}:OpenVinoEngine", "seq2seq": f"{_ENGINE}:OpenVinoSeq2Seq", "encoder": f"{_ENGINE}:OpenVinoEncoder",
         },
     },
+    data_engines=frozenset({"openvino"}),
     variants=(
         _variant(
             "openvino", "handlers.openvino.stage:plain",

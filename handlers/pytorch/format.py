@@ -52,6 +52,7 @@ FORMAT = Format(
             "media-encoder": f"{_ENGINE}:StoredMediaEncoder", "media-seq2seq": f"{_ENGINE}:StoredSpeech",
         },
     },
+    data_engines=frozenset({"torch-stored"}),
     variants=(
         Variant(
             "pytorch", "handlers.pytorch.stage:run", 2,

@@ -19,8 +19,8 @@ from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import CkptdError, Fault, Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.benchmark import MEASURED, PEER, BenchRequest, BenchStart, Measured, Measurements, Unit
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.processes.benchmark import MEASURED, PEER, BenchRequest, BenchStart, Measured, Measurements, Unit
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
 from handlers.validate.engines.registry import EXACT, EngineSpec, engines

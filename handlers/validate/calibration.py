@@ -68,7 +68,7 @@ def _sampled(context: StageContext, reporter: Reporter, rendering: Rendering, co
             ids = live.ask(Encode(texts=[start])).ids[0]
             tokens = TOKENS if room is None else min(TOKENS, room - len(ids))
             if ids and tokens > 0:
-                written = live.ask(Continue(ids=ids, tokens=tokens, seed=number)).tokens
+                (written,) = live.ask(Continue(prompts=[ids], tokens=tokens, seed=number)).tokens
                 texts.append(start + live.ask(Decode(ids=written)).text)
     return texts
 

@@ -97,8 +97,10 @@ def _examine(
         about = worker.load()
         whole, reference = reference, room.fitting(reference, about.context_length)
         output.warnings += room.warn(variant.name, whole, reference, about.context_length)
-        if weighed and (fault := worker.ask(CompareWeights(source=weighed)).reason):
-            examination.findings.append(findings.weights(fault, variant.name))
+        if weighed:
+            answer = worker.ask(CompareWeights(source=weighed))
+            examination.findings += [findings.weights(answer.reason, variant.name)] if answer.reason else []
+            examination.weighed = answer.compared and not is_over_base(variant.name)
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
         if merged is not None and merged.unlike and not is_over_base(variant.name):
             examination.findings.append(findings.merge(merged.unlike))

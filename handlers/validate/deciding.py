@@ -4,7 +4,8 @@ Called by `verdict`, and by `reading_on`, which reads more texts while a limit i
 far side is within it, missed where the bound on its near side is beyond it. Each side is wrong for at most ERROR of all artifacts:
 
 - One that misses a limit passes where that limit's own bound is wrong, since all limits must be kept (intersection-union test: Berger,
-  Technometrics 24, 1982). So each limit may spend the whole error. Agreement can also be excused by the divergence: the two share it.
+  Technometrics 24, 1982). So each limit may spend the whole error. Agreement can also be excused by the divergence: the two share it. Where
+  the limits may be kept beside either of two models (experts in 16 bits), each of the two has half of it.
 - One that keeps all limits fails where any bound is wrong: the limits share the error (Bonferroni).
 
 What a look has decided stays decided: the bounds of all looks hold together.
@@ -27,13 +28,15 @@ EVEN = 0.5
 almost equally likely, and agreement does not count."""
 EVEN_FIGURE = 0.2
 """The same of the divergence itself, where it is undecided and the figures count."""
-FARTHEST = 2.0
-"""How many times the allowed share of choices may differ before no divergence excuses it. Sound 4-bit forms of models whose answers are
-all almost equally likely had 1.9 times (benchmarks/gate.py); faults that change nearly every choice of such a model had 5 times."""
+FARTHEST = 2.5
+"""How many times the allowed share of choices may differ before no divergence excuses it: half of all, where 0.8 must agree. Sound 4-bit
+forms of models whose answers are all almost equally likely had up to 2.4 times (benchmarks/gate.py); faults that change nearly every choice
+of such a model had 5 times."""
 PART = 0.75
 """Share of the fine-tuning's effect that an artifact must have."""
 KEPT = {"kl": 0.75, "agreement": 0.25, "perplexity": 1.0, "fine_tuning": 1.0}
-"""Limit → share of ERROR that its bound may spend to say that it is kept. By the one of `kl` agreement may count as kept too."""
+"""Limit → share of ERROR that its bound may spend to say that it is kept. By the one of `kl` agreement may count as kept too; of vectors,
+which have none, by how near they are to being taken for others."""
 MISSED = 1 / len(KEPT)
 """The same to say that one is missed."""
 
@@ -48,6 +51,8 @@ class Look:
     """Of the look, the first being 0."""
     count: int = 1
     """Looks that there may be."""
+    ways: int = 1
+    """In how many ways an artifact may keep its limits, where any of them will do."""
 
     def error(self, part: float) -> float:
         """Give what a bound may spend at this look, of a part of ERROR."""
@@ -106,7 +111,7 @@ def _decided(limit: str, value: float, allowed: float, look: Look) -> Decision:
     """Give what the texts say of one limit; `value`: the figure, where they say nothing of it."""
     mean = Mean(look.texts.get(limit, ()))
     low = high = None
-    kept_error, missed_error = look.error(KEPT[limit]), look.error(MISSED)
+    kept_error, missed_error = look.error(KEPT[limit] / look.ways), look.error(MISSED)
     if mean.texts:
         value = mean.value
         if limit == "kl":
@@ -114,6 +119,9 @@ def _decided(limit: str, value: float, allowed: float, look: Look) -> Decision:
         elif limit == "agreement":
             apart = Mean([(weight - same, weight) for same, weight in look.texts[limit]])
             most, least = apart.highest_share(kept_error), apart.lowest(missed_error, positive=True)
+            near = Mean(look.texts.get("mistakable", ())).highest(look.error(KEPT["kl"] / look.ways), positive=True)
+            if most is not None and near is not None:
+                most = min(most, near)  # no vectors are taken for others more often than this says
             low, high = most if most is None else 1 - most, least if least is None else 1 - least
         elif limit == "perplexity":
             value = _ratio(mean.value)

@@ -21,13 +21,14 @@ from daemon.contract.jobs.messages import StageContext, Verdict
 from handlers.child.progress import Reporter
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import further_texts
+from handlers.validate import limits
 from handlers.validate.arithmetic.bounds import looks
 from handlers.validate.checks.examination import Examination, comparable
 from handlers.validate.checks.live.further import FurtherTexts
 from handlers.validate.checks.live.reference import Reference, teacher_forced
 from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.registry import LAYERWISE, WAY, base_values, live_spec
-from handlers.validate.verdict import decisions, judge
+from handlers.validate.verdict import judge
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 MARGIN = 1.1
@@ -63,19 +64,23 @@ class ReadingOn:
             examination.stopped = error.fault.cause
 
     def _is_open(self) -> bool:
-        """Tell whether something is undecided, and nothing else fails the artifact."""
-        thresholds = self.context.work.validation.thresholds.get(self.variant)
-        if thresholds is None or judge(self.variant, self.own, self.examination, thresholds, "accept").verdict is Verdict.FAILED:
+        """Tell whether the verdict depends on what is undecided, and the live model can decide that; else `examination` says so."""
+        thresholds, examination = self.context.work.validation.thresholds.get(self.variant), self.examination
+        if thresholds is None:
             return False
-        return any(decision.outcome == "undecided" for decision in decisions(self.variant, self.examination, thresholds))
+        fails = [judge(self.variant, self.own, examination, thresholds, side).verdict is Verdict.FAILED for side in ("accept", "reject")]
+        if fails != [False, True]:
+            return False
+        if limits.beside_live(self.variant, examination, thresholds).can_be_decided():
+            return True
+        examination.stopped = limits.ASKED_ONCE
+        return False
 
     def _obstacle(self) -> str | None:
         """Say why no more texts can be read, as a clause."""
         reference, needed = self.reference, MARGIN * (self.reference.figures.peak_rss_bytes or 0)
         if not reference.readable or not reference.subject.reads_text:
             return "only texts are read on"
-        if any(sample.rounded for sample in reference.samples):
-            return "the live model with rounded experts is asked once"
         taken = _resident(os.getpid()) + _resident(self.worker.pid)
         free, allowed = _available(), self.context.limits.memory
         room = min(free, allowed - taken) if allowed else free
@@ -102,7 +107,7 @@ class ReadingOn:
                     context.work.validation.new_tokens,
                 )  # fmt: skip
                 for before, until in itertools.pairwise(numbers):
-                    examination.decisions = decisions(self.variant, examination, thresholds)
+                    examination.decisions = limits.beside_live(self.variant, examination, thresholds).decisions
                     read = self._take(further, until - before)
                     examination.look += 1
                     if read < until - before:

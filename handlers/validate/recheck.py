@@ -15,7 +15,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import check_of
-from daemon.contract.jobs.recheck import ANSWERS_INPUT, FOREIGN, TRUSTED
+from daemon.contract.jobs.processes.recheck import ANSWERS_INPUT, FOREIGN, TRUSTED
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import check, merged
 from handlers.validate.folders import code

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
 from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.options import Undecided
 from daemon.contract.jobs.plan import fallback, unquantized
+from handlers.validate import limits
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
-from handlers.validate.deciding import EVEN, EVEN_FIGURE, PART, Look, decide, kept
+from handlers.validate.deciding import PART
 from handlers.validate.findings import RARE, Finding
 from handlers.validate.length import faults as length_faults
+from handlers.validate.limits import SHARE, Judged, within_rounding
 from handlers.validate.workers.client import WorkerFailed
 
 
@@ -33,25 +33,33 @@ def judge(
 ) -> ArtifactCheck:
     """Give the check of one artifact that could be run. `undecided`: what counts of a limit that the texts do not decide."""
     figures = examination.figures
-    judged = None if thresholds is None else Judged(
-        variant, figures, decisions(variant, examination, thresholds), thresholds, undecided, examination.stopped,
-    )  # fmt: skip
+    judged = None if thresholds is None else limits.beside_live(variant, examination, thresholds, undecided)
+    beside = None if thresholds is None else limits.beside_rounded(variant, examination, thresholds, undecided)
+    compared = examination.weighed or figures.twin_error is not None
+    proved = compared and not any(finding.aspect in ("weights", "structure") for finding in examination.findings)
+    by_weights = []
+    if proved and judged and examination.base and notes.alike(figures, examination.base):
+        by_weights = [notes.by_weights(row) for row in judged.parted()[1].decisions if row.outcome == "undecided" and row.texts]
+        judged = judged.by_weights()
     told_alone = [finding for finding in examination.findings if finding.aspect == RARE]  # whatever is wrong everywhere is wrong there too
     reasons = [finding.reason for finding in examination.findings if finding not in told_alone]
     remedies = [finding.remedy for finding in examination.findings if finding not in told_alone]
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
-    proved = figures.twin_error is not None and not any(finding.aspect in ("weights", "structure") for finding in examination.findings)
     if proved and thresholds is not None and (coarse := _coarse_in_batches(figures, own, thresholds)):
         reasons.append(coarse)
         remedies.append(f"use the variant {fallback(variant) or unquantized(variant)} instead of {variant}")
-    if missing := _missing(figures, judged, rounded=unquantized(variant) is not None, proved=proved):
+    share = beside if judged and beside and judged.missed(SHARE) and not beside.missed(SHARE) else judged
+    if missing := _missing(figures, share, rounded=unquantized(variant) is not None, proved=proved):
         reasons.append(missing)
         less = fallback(variant) or unquantized(variant)
         again = f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again"
         remedies.append(f"use the variant {less} instead of {variant}" if proved and less else again)
-    distances, as_rounded = ([], None) if judged is None else _beyond(judged)
+    near, as_rounded, distances = judged, None, _distances(judged) if judged else []
+    if judged and beside and distances and not _distances(beside):
+        near, as_rounded, distances = beside, _by_rounding(judged, beside), []
+    counted = [near.parted()[0], share.parted()[1]] if near and share else []
     if distances:
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
@@ -60,7 +68,7 @@ def judge(
     if (
         figures.media is not None
         and thresholds is not None
-        and (unseen := _distances(_by_figures(variant, CheckFigures(**figures.media.given), thresholds)))
+        and (unseen := _distances(limits.by_figures(variant, CheckFigures(**figures.media.given), thresholds)))
     ):
         reasons += [f"with pictures or sound, {text}" for _, text in unseen]
         remedies.append(_remedy(variant, [key for key, _ in unseen]))
@@ -71,16 +79,17 @@ def judge(
     if not reasons:
         reasons += [finding.reason for finding in told_alone]
         remedies += [finding.remedy for finding in told_alone]
-    open_limits = judged.open() if judged else []
-    excused = judged.excused() if judged and not reasons else []
-    remarks = [*examination.notes, *open_limits, *excused, *notes.notes(figures, examination.base, failed=bool(reasons))]
+    open_limits = [sentence for part in counted for sentence in part.open()]
+    excused = [sentence for part in counted for sentence in part.excused() if not reasons]
+    remarks = [*examination.notes, *open_limits, *by_weights, *excused, *notes.notes(figures, examination.base, failed=bool(reasons))]
     if as_rounded:
         remarks.append(as_rounded)
     if lost := _swallowed(figures, judged):
         remarks.append(lost)
     if not reasons and figures.long and thresholds and figures.rounded is None and (lone := length_faults.tied(figures.long, thresholds)):
         remarks.append(lone)
-    written = figures.plus(notes=tuple(remarks), **({"decisions": judged.decisions} if judged else {})).written()
+    decided = {"decisions": tuple(decision for part in counted for decision in part.decisions)} if counted else {}
+    written = figures.plus(notes=tuple(remarks), **decided).written()
     if reasons:
         foreign = any(not finding.of_precision for finding in examination.findings)
         if missing and unquantized(variant) is None:
@@ -104,7 +113,7 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
     noise = own.noise_share * _largest_error(figures)
     ways, sides = (", ".join(_largest(errors)) for errors in (figures.cache_errors, figures.padding_errors))
     padding = None if _mask_is_judged_in_float(figures) else figures.padding_error_max_absolute
-    limits = (
+    judged = (
         (figures.cache_error_max_absolute, max(own.cache, noise),
          f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", f"the cache is broken{_course(figures)}"),
         (padding, max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
@@ -112,7 +121,7 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
         (figures.merged_error_max_absolute, own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
     )  # fmt: skip
     defects = []
-    for value, limit, what, meaning in limits:
+    for value, limit, what, meaning in judged:
         if value is None or limit is None:
             continue
         deviations = in_deviations(value, figures.logit_std or 0.0)
@@ -153,83 +162,15 @@ def _course(figures: CheckFigures) -> str:
 
 NOTHING = 0.25
 """Share of the fine-tuning's effect below which a model is one without its adapter."""
-ROUNDING = 5e-4
-"""Divergence from the live model, in nats where the fine-tuning changes most, that rounding merged weights to bf16 may make: below it, a
-missing part of the fine-tuning is one that the weights can't hold. Of vectors and numbers, in variances: a fifth of it."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The limits of an artifact, each with what is decided of it."""
-
-    variant: str
-    figures: CheckFigures
-    decisions: tuple[Decision, ...]
-    thresholds: Thresholds
-    undecided: Undecided
-    stopped: str | None = None
-    """Why no more texts were read, as a clause."""
-
-    def of(self, limit: str) -> Decision | None:
-        """Give the decision of a limit; None where the artifact has no such figure."""
-        return next((decision for decision in self.decisions if decision.limit == limit), None)
-
-    def missed(self, limit: str) -> Decision | None:
-        """Give the decision of a limit that is not kept."""
-        divergence = self.of("kl") if limit == "agreement" and not _demanded(self.variant, self.thresholds) else None
-        decision = self.of(limit)
-        return None if decision is None or kept(decision, self.undecided, divergence) else decision
-
-    def unproved(self, limit: str) -> str | None:
-        """Say that a limit counts as missed because the texts do not show that it is kept, though the figure is within; None otherwise."""
-        decision = self.missed(limit)
-        if decision is None or decision.outcome != "undecided" or not kept(decision, "figure"):
-            return None
-        return notes.undecided(decision, self.undecided, self.stopped, kept=False)
-
-    def open(self) -> list[str]:
-        """Give a sentence for each limit of which the texts do not say whether it is kept, but those that are reasons."""
-        return [
-            notes.undecided(decision, self.undecided, self.stopped, kept=self.missed(decision.limit) is None)
-            for decision in self.decisions
-            if decision.outcome == "undecided" and decision.texts and not self.unproved(decision.limit)
-        ]
-
-    def excused(self) -> list[str]:
-        """Say that agreement was not judged."""
-        agreement, divergence = self.of("agreement"), self.of("kl")
-        if agreement is None or divergence is None or self.missed("agreement") or (agreement.value or 0.0) >= agreement.allowed:
-            return []
-        if agreement.outcome == "undecided" and self.undecided == "accept":
-            return []
-        certainly = f"certainly at most {EVEN:g}" if agreement.outcome == "passed" else f"at most {EVEN_FIGURE:g}"
-        return [
-            f"agreement {_show(agreement.value or 0.0)} is below the limit {_show(agreement.allowed)} and does not count: the divergence of"
-            f" {_show(divergence.value or 0.0)} nats is {certainly} of its limit, so choices that differ are between almost equally likely"
-            " answers"
-        ]
-
-
-def decisions(variant: str, examination: Examination, thresholds: Thresholds) -> tuple[Decision, ...]:
-    """Give what is decided of each limit of an artifact by the texts that were read."""
-    figures, look = examination.figures, Look(examination.by_limit(), examination.look, examination.looks)
-    tuned = None if figures.fine_tuning is None or _within_rounding(figures) else figures.fine_tuning
-    demanded = _demanded(variant, thresholds)
-    return decide(figures, look, thresholds, examination.decisions, demanded=demanded, tuned=tuned)
-
-
-def _by_figures(variant: str, figures: CheckFigures, thresholds: Thresholds, undecided: Undecided = "figure") -> Judged:
-    """The same where there are figures alone, which say nothing of other texts."""
-    return Judged(variant, figures, decide(figures, Look({}), thresholds, demanded=_demanded(variant, thresholds)), thresholds, undecided)
 
 
 def _missing(figures: CheckFigures, judged: Judged | None, *, rounded: bool, proved: bool) -> str | None:
     """Say that the fine-tuning, or a part of it, is not in the artifact; None where it is. `rounded`: it is a form of another variant in
     fewer bits, which may have taken it away. `proved`: it computes with the merged weights, rounded."""
-    missed = judged.missed("fine_tuning") if judged else None
+    missed = judged.missed(SHARE) if judged else None
     if judged is None or missed is None:
         return None
-    if unproved := judged.unproved("fine_tuning"):
+    if unproved := judged.unproved(SHARE):
         return unproved
     share = missed.value or 0.0
     nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
@@ -247,16 +188,9 @@ def _missing(figures: CheckFigures, judged: Judged | None, *, rounded: bool, pro
     )
 
 
-def _within_rounding(figures: CheckFigures) -> bool:
-    limit = (
-        ROUNDING if figures.kl is not None else ROUNDING / 5 * (1.0 if figures.cosine_mean is not None else (figures.logit_std or 0.0) ** 2)
-    )
-    return (figures.distance_from_live or 0.0) <= limit
-
-
 def _swallowed(figures: CheckFigures, judged: Judged | None) -> str | None:
     """Say that the fine-tuning changes less than merged weights can hold."""
-    if judged is None or figures.fine_tuning is None or figures.fine_tuning >= PART or not _within_rounding(figures):
+    if judged is None or figures.fine_tuning is None or figures.fine_tuning >= PART or not within_rounding(figures):
         return None
     return (
         f"the fine-tuning changes so little (divergence {_show(figures.distance_from_live or 0.0)}) that rounding the merged weights takes"
@@ -284,28 +218,12 @@ _CHOICES = {
 """Task → what the positions are, and what agrees there."""
 
 
-def _demanded(variant: str, thresholds: Thresholds) -> bool:
-    """Tell whether the agreement is judged however small the divergence is: where somebody asks for more than the default, but by
-    `validate.strictness`."""
-    default = catalog().thresholds.get(variant)
-    if default is None:
-        return True
-    strict = default.scaled("strict")
-    by_strictness = thresholds.agreement == strict.agreement and (thresholds.kl == strict.kl or thresholds.error == strict.error)
-    return thresholds.agreement > default.agreement and not by_strictness
-
-
-def _beyond(judged: Judged) -> tuple[list[tuple[str, str]], str | None]:
-    """Give the thresholds that are not met, as `_distances`; and, where they are met beside the live model with rounded weights, that."""
-    distances, rounded = _distances(judged), judged.figures.rounded
-    if not distances or rounded is None:
-        return distances, None
-    if _distances(_by_figures(judged.variant, judged.figures.plus(**rounded.given), judged.thresholds, judged.undecided)):
-        return distances, None
-    return [], (
+def _by_rounding(judged: Judged, beside: Judged) -> str:
+    """Say that limits that are missed beside the live model are kept beside that with rounded weights."""
+    return (
         "rounding the merged weights makes the model choose other experts at some positions: the largest error beside the live model"
         f" is {_show(_largest_error(judged.figures))} standard deviations; beside the live model with the weights that PEFT merges, rounded"
-        f" in the same way, 98 % of the errors are at most {_show(_largest_error(rounded))}, and that was judged;"
+        f" in the same way, 98 % of the errors are at most {_show(_largest_error(beside.figures))}, and that was judged;"
         ' merge.dtype = "float32" keeps the answers'
     )
 

@@ -52,6 +52,7 @@ FORMAT = Format(
     engines={
         "web": {"causal": f"{_ENGINE}:WebEngine", "seq2seq": f"{_ENGINE}:WebSeq2Seq", "encoder": f"{_ENGINE}:WebEncoder"},
     },
+    data_engines=frozenset({"web"}),
     variants=(
         _variant(
             "web", "handlers.web.stage:plain", about="the ONNX graph in fp32 as transformers.js loads it, with a page",

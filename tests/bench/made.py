@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchMachine, BenchPoint, BenchStart, Spread
+from daemon.contract.jobs.processes.benchmark import Bench, BenchedVariant, BenchMachine, BenchPoint, BenchStart, Spread
 
 SENTENCE = "Could not measure onnx: it was killed by SIGKILL, which the kernel does when memory runs out. Fix: free memory."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.contract.jobs.benchmark import BenchPoint, Measured, Spread, Unit
+from daemon.contract.jobs.processes.benchmark import BenchPoint, Measured, Spread, Unit
 from daemon.operating.measuring.measure import _Work, over
 
 

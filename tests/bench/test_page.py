@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.contract.jobs.benchmark import Bench
+from daemon.contract.jobs.processes.benchmark import Bench
 from handlers.report.pages.bench_page import render, shown_places
 from tests.bench.made import BENCH, SENTENCE
 from tests.report.test_in_a_browser import BROWSER, FRAME, browse

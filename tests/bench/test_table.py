@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from daemon.cli.views.benchmark import bench_lines
-from daemon.contract.jobs.benchmark import Bench
+from daemon.contract.jobs.processes.benchmark import Bench
 from tests.bench.made import BENCH, point, variant
 
 

@@ -22,14 +22,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.files import digest_of_fingerprint, fingerprint
 from daemon.checkpoints.inspection import inspect, refusal_of
 from daemon.checkpoints.selection import best_step, is_final
 from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.models.configs import adapter_config
 from daemon.contract.values import digest_of
-from daemon.watching.taking.entering import digest_of_fingerprint
 
 _HUGE = "@@a number of five thousand digits@@"
 VALUES: tuple[Any, ...] = (

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests import models
 from tests.merge import helpers
 from tests.sampling import some
 from tests.service import Service
+from tests.verbs import run_verb
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,10 +52,7 @@ class Box:
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`ckptd WORDS` on the configuration."""
-        return subprocess.run(
-            [sys.executable, "-m", "daemon", *words, "--config", str(self.folder / "c.toml")], capture_output=True, text=True, check=False,
-            cwd=ROOT, timeout=280, env={**os.environ, **environment},
-        )  # fmt: skip
+        return run_verb([*words, "--config", str(self.folder / "c.toml")], ROOT, {**os.environ, **environment}, timeout=280)
 
     def export(self, *words: str, checkpoint: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
         """`ckptd export` of the checkpoint."""

@@ -44,7 +44,7 @@ def ckptd(
 def export(folder: Path, checkpoint: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`ckptd export` of the pytorch variant alone, with little validation."""
     quick = {"CKPTD_EXPORT__VARIANTS": "pytorch", "CKPTD_VALIDATE__SAMPLES": "2", "CKPTD_VALIDATE__NEW_TOKENS": "4",
-             "CKPTD_VALIDATE__SPEED_TOKENS": "0"}  # fmt: skip
+             "CKPTD_VALIDATE__SPEED_TOKENS": "0", "CKPTD_LIMITS__THREADS": "1"}  # fmt: skip
     return ckptd(folder, "export", checkpoint, "--output", folder / "out", *arguments, **{**quick, **environment})
 
 

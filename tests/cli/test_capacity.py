@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from daemon.journal.overview import measured_by_stage
 from daemon.operating.diagnosis import capacity, readability
 from daemon.operating.diagnosis.readability import ModelFound
 from tests.service import QUICK
+from tests.verbs import run_verb
 
 BASE = "made/up"
 
@@ -54,10 +53,7 @@ def check(folder: Path, checkpoint: Path, *, bases: Path, variants: Sequence[str
         f'[watch]\nroots = ["{folder}/runs"]\n[output]\ndirectory = "{folder}/exports"\n[state]\ndirectory = "{folder}/state"\n'
         f'[base]\nsearch = ["{bases}"]\n[export]\nvariants = {json.dumps(list(variants))}\n[validate]\n{QUICK}{more}'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "daemon", "check", "--json", "--config", str(config)], capture_output=True, text=True, check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    done = run_verb(["check", "--json", "--config", str(config)], folder, os.environ, timeout=60)
     value: dict[str, Any] = json.loads(done.stdout)
     return value
 

@@ -35,7 +35,7 @@ def code_and_errors(arguments: list[str], folder: Path, *, errors_too: bool) -> 
 
 @pytest.mark.parametrize("errors_too", [False, True])
 @pytest.mark.parametrize(
-    "verb", some(["formats", "--help", "status --exit-code", "--version", "list", "formats --json", "config show"], of=2)
+    "verb", some(["formats", "--help", "list", "--version", "formats --json", "status --exit-code", "config show"], of=3)
 )
 def test_a_reader_that_leaves_is_no_verdict(verb: str, errors_too: bool, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
@@ -44,8 +44,11 @@ def test_a_reader_that_leaves_is_no_verdict(verb: str, errors_too: bool, tmp_pat
     assert code_and_errors([*verb.split(), *needs], tmp_path, errors_too=errors_too) == (SIGPIPE_AS_CODE, b"")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-", "2>/dev/full"])
-@pytest.mark.parametrize(("verb", "code"), [("config show", 0), ("formats --json", 0), ("nothing-like-a-verb", 2)])
+CLOSED = (">&-", "2>&-", "<&-", ">&- 2>&- <&-", "2>/dev/full")
+GIVEN = (("config show", 0), ("formats --json", 0), ("nothing-like-a-verb", 2))
+
+
+@pytest.mark.parametrize(("verb", "code", "closed"), some([(*given, closed) for given in GIVEN for closed in CLOSED], of=2))
 def test_a_closed_output_is_no_verdict(verb: str, code: int, closed: str, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     command = f"exec {shlex.quote(sys.executable)} -m ckptd {verb} {closed}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import pytest
 from daemon.journal.journal import Journal
 from tests.deliver.shelf import installed
 from tests.runner.conftest import Toy
+from tests.verbs import run_verb
 
 Make = Callable[..., Toy]
 Add = Callable[..., Path]
@@ -26,32 +29,27 @@ TABLE = '\n[[deliver]]\nname = "{name}"\nkind = "shelf"\nfolder = "{folder}"\nru
 class Box:
     """A daemon with an ended export, and a shelf to which nothing goes by itself."""
 
-    def __init__(self, make_toy: Make, add: Add, folder: Path, more: str = "") -> None:
+    def __init__(self, make_toy: Make, add: Add, folder: Path, site: Path) -> None:
         self.shelf = folder / "shelf"
         self.shelf.mkdir()
         (folder / "key").write_text(SECRET)
         (folder / "key").chmod(0o600)
         lies = {"name": "lies", "folder": self.shelf, "more": f'stubborn = true\nsecret_file = "{folder}/key"'}
         figures = f'[metrics]\ntextfile = "{folder}/ckptd.prom"\n'
-        self.toy = make_toy(extra=figures + TABLE.format(name="shelf", folder=self.shelf, more=more) + TABLE.format(**lies))
-        self.toy.environment |= installed(folder / "site")
+        self.toy = make_toy(extra=figures + TABLE.format(name="shelf", folder=self.shelf, more="") + TABLE.format(**lies))
+        self.toy.environment |= installed(site)
         add(self.toy, step=4)
         self.toy.start()
         self.toy.wait_for(lambda value: any(job["state"] == "succeeded" for job in value["jobs"]))
 
     def type(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **self.toy.environment}
-        return subprocess.run(
-            [sys.executable, "-m", "daemon", "deliver", *words, "--config", str(self.toy.config)], capture_output=True, text=True,
-            check=False, timeout=240, env=environment,
-        )  # fmt: skip
+        return run_verb(["deliver", *words, "--config", str(self.toy.config)], Path.cwd(), environment, timeout=240)
 
     def shown(self, *words: str, code: int = 0) -> str:
         """What another verb prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "daemon", *words, "--config", str(self.toy.config)], capture_output=True, text=True, check=False,
-            timeout=240, env={**os.environ, **self.toy.environment},
-        )  # fmt: skip
+        environment = {**os.environ, **self.toy.environment}
+        done = run_verb([*words, "--config", str(self.toy.config)], Path.cwd(), environment, timeout=240)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 
@@ -65,8 +63,8 @@ class Box:
 
 
 @pytest.fixture
-def box(make_toy: Make, add: Add, tmp_path: Path) -> Box:
-    return Box(make_toy, add, tmp_path)
+def box(make_toy: Make, add: Add, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Box:
+    return Box(make_toy, add, tmp_path, tmp_path_factory.getbasetemp() / "shelf-site")
 
 
 def test_an_export_is_delivered_by_hand_listed_and_taken_away(box: Box) -> None:
@@ -167,6 +165,27 @@ def test_what_keeps_it_from_there_is_said_without_the_secret_and_the_exit_code_t
     everything = [done.stdout, listed.stderr, box.toy.log(), *(path.read_text() for path in box.toy.state.rglob("*.log"))]
     assert not [text for text in everything if SECRET in text]
     assert SECRET.encode() not in (box.toy.state / "journal.sqlite3").read_bytes()
+
+
+def test_who_waits_is_told_for_what_and_leaves_by_ctrl_c_while_the_daemon_goes_on(make_toy: Make, add: Add, tmp_path: Path) -> None:
+    away = tmp_path / "not mounted"
+    box = Box(make_toy, add, tmp_path, f'[[deliver]]\nname = "away"\nkind = "store"\nurl = "file://{away}"\nruns = ["nobody-*"]')
+    with subprocess.Popen(
+        [sys.executable, "-m", "daemon", "deliver", "run/4", "away", "--wait", "--config", str(box.toy.config)], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **box.toy.environment, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    ) as waiting:  # fmt: skip
+        assert waiting.stdout is not None
+        line = waiting.stdout.readline()
+        waiting.send_signal(signal.SIGINT)
+        out, errors = waiting.communicate(timeout=120)
+    assert re.search(r"does not lie at away yet, and is tried again at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) and str(away) in line, line
+    assert (waiting.returncode, out) == (130, "") and "the daemon goes on with the delivery" in errors and "Traceback" not in errors
+    (delivery,) = box.toy.status()["jobs"][0]["deliveries"]
+    assert delivery["state"] in ("waiting", "running")
+    away.mkdir()
+    box.answer("run/4", "away")
+    box.toy.wait_for(lambda value: value["jobs"][0]["deliveries"][0]["state"] == "delivered")
 
 
 def test_what_does_not_go_together_is_said_in_a_sentence(box: Box) -> None:

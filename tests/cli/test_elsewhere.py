@@ -12,8 +12,8 @@ from daemon.cli.views.details import _note, print_job
 from daemon.cli.views.status import status_lines
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import CLAIM, END, ORDERS, OUTPUT, Claim, End, Orders
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import CLAIM, END, ORDERS, OUTPUT, Claim, End, Orders
 from daemon.journal.rows import StageRow
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.status import AttemptStatus, JobDetails, _stage, snapshot

@@ -66,8 +66,12 @@ def test_an_export_succeeds_whatever_the_terminal_can_show(environment: dict[str
     assert "?" in answer.stdout and answer.stdout.isascii()
 
 
-@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, ASCII_LOCALE])
-@pytest.mark.parametrize("verb", ["status", "list", "check", "formats"])
+NARROW = ({"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, ASCII_LOCALE)
+
+
+@pytest.mark.parametrize(
+    ("verb", "environment"), some([(verb, narrow) for verb in ("status", "list", "check", "formats") for narrow in NARROW], of=2)
+)
 def test_every_verb_shows_names_that_the_terminal_can_not(verb: str, environment: dict[str, str], tmp_path: Path) -> None:
     config, runs = tmp_path / "config.toml", tmp_path / "runs"
     runs.mkdir()

@@ -24,7 +24,7 @@ from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, StageRow
 from daemon.journal.states import told_state
-from daemon.operating.disk_advice import sizes
+from daemon.operating.disks.advice import sizes
 from daemon.operating.monitoring.filter import Filter
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, stage_left, starved, starving

@@ -8,17 +8,23 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from daemon.cli import explain as verbs
+from daemon.cli.views.explanation import print_explanation
 from daemon.config.settings import Settings, StateSettings
 from daemon.contract.faults.errors import UsageError
+from daemon.contract.jobs.figures import CheckFigures, Decision
+from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from daemon.operating.monitoring import artifacts
 from daemon.operating.monitoring import explain as monitoring
-from daemon.operating.monitoring.explain import explain
+from daemon.operating.monitoring.explain import Remembered, explain
 from tests.cli.test_bad_input import ckptd, export, one_sentence
+from tests.cli.test_width import FOUND
 from tests.detection.helpers import copy_of
 from tests.runner.conftest import Toy
 
@@ -277,3 +283,17 @@ def test_a_folder_of_an_export_is_called_one_and_no_checkpoint(tmp_path: Path, p
         assert f"`ckptd show {export}`" in said and "not watched" not in said
     value = json.loads(ckptd(tmp_path, "explain", export, "--json").stdout)
     assert (value["kind"], value["id"], value["step"]) == ("export", "foxes-10-ab", 10)
+
+
+def test_limits_that_a_check_leaves_undecided_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    decided = Decision(limit="agreement", allowed=0.85, outcome="passed", texts=64)
+    left_open, never_read = (Decision(limit=limit, allowed=0.05, texts=texts) for limit, texts in (("kl", 64), ("fine_tuning", 0)))
+    figures = CheckFigures(decisions=(decided, left_open, never_read)).written()
+    checks = [
+        ArtifactCheck(variant=name, verdict=Verdict.PASSED, figures=figures if name == "onnx" else {}) for name in ("onnx", "pytorch")
+    ]
+    undecided = artifacts._undecided(checks)
+    assert undecided == {"onnx": ("kl",)}
+    known = Remembered("daemon", "taken", "2026-11-23T08:00:00+00:00", "a", "succeeded", True, {"onnx": "passed"}, (), undecided)
+    print_explanation(replace(FOUND, journal=known))
+    assert re.search(r"^artifacts +onnx: undecided: KL$", capsys.readouterr().out, re.MULTILINE)

@@ -185,13 +185,18 @@ def test_the_counts_say_what_the_rows_say() -> None:
     assert "exports 6 waiting, 3 succeeded" in shown(status_lines(value, 80, None))
 
 
-@pytest.mark.parametrize(("state", "verdict", "attempts", "said"), [
-    ("succeeded", "failed", 1, "rejected the artifact"), ("succeeded", "passed", 1, ""),
-    ("succeeded", "passed", 0, "reused: an earlier attempt made the same"), ("waiting", "passed", 0, ""),
+@pytest.mark.parametrize(("state", "verdict", "attempts", "open_limits", "said"), [
+    ("succeeded", "failed", 1, (), "rejected the artifact"), ("succeeded", "passed", 1, (), ""),
+    ("succeeded", "passed", 0, (), "reused: an earlier attempt made the same"), ("waiting", "passed", 0, (), ""),
+    ("succeeded", "passed", 1, ("kl", "fine_tuning"), "undecided: KL, fine-tuning in it"),
+    ("succeeded", "failed", 1, ("kl",), "rejected the artifact (undecided: KL)"),
 ])  # fmt: skip
-def test_the_stages_of_an_export_say_what_came_of_them(state: str, verdict: str, attempts: int, said: str) -> None:
+def test_the_stages_of_an_export_say_what_came_of_them(
+    state: str, verdict: str, attempts: int, open_limits: tuple[str, ...], said: str
+) -> None:
     checked = stage(state=state, attempts=attempts)
-    assert _note(JobDetails(**vars(job(stages=(checked,), artifacts={"onnx-int8": verdict})), attempts=()), checked) == said
+    about = job(stages=(checked,), artifacts={"onnx-int8": verdict}, undecided={"onnx-int8": open_limits})
+    assert _note(JobDetails(**vars(about), attempts=()), checked) == said
 
 
 def test_unwell_always_has_a_reason() -> None:

@@ -1,8 +1,9 @@
 """The help, the version and completion import neither pydantic nor rich: each of them takes longer than all the rest. What shows the state
-of a daemon imports neither pydantic, nor the types of the configuration, nor what only the daemon needs."""
+of a daemon or steers it imports neither pydantic, nor the types of the configuration, nor what only the daemon needs."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import layers
+from daemon.config import layers, loading
+from daemon.config.known import KnownSettings
 from daemon.contract.version import __version__
 from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
 from tests.upgrades.frozen import STATES, thaw
@@ -36,8 +38,18 @@ def read_before(tmp_path: Path) -> Path:
     thaw(STATES / "1.0.0.tar.gz", home := tmp_path / "home")
     file = home / "config.toml"
     loaded = ConfigLoad("2026-01-31T00:00:00+00:00", file=str(file), digest=layers.read(file).digest)
-    write_live(home / "state" / "live.json", LiveFile(pid=1, version=__version__, configuration=loaded))
+    known = KnownSettings.of(loading.load(file)).text()
+    write_live(home / "state" / "live.json", LiveFile(pid=1, version=__version__, configuration=loaded, known=known))
     return file
+
+
+OF_THE_DAEMON = {
+    "pydantic", "pydantic_core", "annotated_types", "importlib.metadata", "importlib.resources", "email", "socket", "graphlib",
+    "daemon.contract.language.recorded", "daemon.contract.jobs.options", "structlog", "psutil", "apscheduler", "watchdog", "apprise",
+    "pydantic_settings", "asyncio", "rich.live", "rich.table", "numpy", "jinja2", "starlette", "daemon.config.settings",
+    "daemon.config.loading", "daemon.contract.jobs.figures", "daemon.watching.watcher", "daemon.running.runner",
+    "daemon.publishing.publication", "daemon.checkpoints.pinning",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -46,24 +58,32 @@ def read_before(tmp_path: Path) -> Path:
 def test_what_shows_the_state_imports_nothing_that_only_the_daemon_needs(words: tuple[str, ...], read_before: Path) -> None:
     answer, modules, _ = asked((*words, "--config", str(read_before)))
     assert "succeeded" in answer
+    assert not modules & OF_THE_DAEMON
     assert not modules & {
-        "pydantic", "pydantic_core", "annotated_types", "importlib.metadata", "importlib.resources", "email", "socket", "logging",
-        "statistics", "decimal", "concurrent.futures", "ctypes", "graphlib", "daemon.contract.language.recorded",
-        "daemon.contract.jobs.options",
-        "structlog", "psutil", "apscheduler", "watchdog", "apprise", "pydantic_settings", "asyncio", "rich.live", "rich.table",
-        "daemon.config.settings", "daemon.config.loading", "daemon.contract.jobs.figures", "daemon.watching", "daemon.publishing",
-        "daemon.checkpoints",
+        "logging", "statistics", "decimal", "concurrent.futures", "ctypes", "daemon.watching", "daemon.publishing", "daemon.checkpoints",
     }  # fmt: skip
 
 
 def test_what_explains_a_checkpoint_imports_nothing_that_watches_or_works(read_before: Path) -> None:
     checkpoint = next((read_before.parent / "runs").glob("*/checkpoint-*"))
     answer, modules, _ = asked(("explain", str(checkpoint), "--config", str(read_before)))
-    assert "layout" in answer
-    assert not modules & {
-        "watchdog", "psutil", "apscheduler", "apprise", "structlog", "starlette", "rich.live", "rich.table", "numpy", "jinja2",
-        "daemon.watching.watcher", "daemon.running.runner", "daemon.publishing.publication",
-    }  # fmt: skip
+    assert "layout" in answer and not modules & OF_THE_DAEMON
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("queue", "pause"), "paused now"), (("queue", "resume", "waits"), "was not paused"), (("queue", "first", "waits"), "is next"),
+        (("queue", "cancel", "waits"), "is cancelled"), (("logs",), "checkpoint"), (("logs", "--job", "done", "--json"), "done-4"),
+    ],
+)  # fmt: skip
+def test_what_steers_the_daemon_and_shows_its_log_imports_nothing_that_only_the_daemon_needs(
+    words: tuple[str, ...], said: str, read_before: Path
+) -> None:
+    log = {"timestamp": "2026-01-31T00:00:00Z", "level": "info", "message": "a checkpoint was taken", "job": "done-4-65e2f9d05339"}
+    (read_before.parent / "state" / "ckptd.log").write_text(json.dumps(log) + "\n")
+    answer, modules, _ = asked((*words, "--config", str(read_before)))
+    assert said in answer and not modules & OF_THE_DAEMON
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -75,6 +95,19 @@ def test_the_answer_is_the_same_whether_the_configuration_is_validated_or_not(
     asked_quickly, asked_in_full = asked(words), asked(words, {"CKPTD_LIMITS__STAGES": "2"})
     assert asked_quickly[0] == asked_in_full[0]
     assert "daemon.config.loading" in asked_in_full[1] - asked_quickly[1]
+
+
+@pytest.mark.parametrize("of_run", ["", '[select]\npolicy = "every"\nevery = 3\nfinal = false\n', "[limits]\njobs = 2\n"])
+def test_an_explanation_is_the_same_whether_the_configuration_is_validated_or_not(of_run: str, read_before: Path) -> None:
+    run = read_before.parent / "runs" / "done"
+    if of_run:
+        (run / "ckptd.toml").write_text(of_run)
+    words = ("explain", str(run / "checkpoint-4"), "--json", "--config", str(read_before))
+    asked_quickly, asked_in_full = asked(words), asked(words, {"CKPTD_LIMITS__STAGES": "2"})
+    quick, full = (json.loads(answer) | {"quiet_seconds": None} for answer, *_ in (asked_quickly, asked_in_full))
+    assert quick == full
+    assert quick["selected"]["wanted"] == ("every" not in of_run) and bool(quick["selected"]["warning"]) == ("limits" in of_run)
+    assert ("daemon.config.loading" in asked_quickly[1]) == bool(of_run) and "daemon.config.loading" in asked_in_full[1]
 
 
 def test_a_configuration_that_was_changed_since_is_validated(read_before: Path) -> None:

@@ -240,6 +240,7 @@ def test_a_variant_that_failed_before_its_check_is_listed_with_its_stage_and_cau
     assert "pytorch:passed" in explained and "onnx-int8:failed" in explained
 
 
+@pytest.mark.slow
 def test_what_the_error_of_an_export_says_already_is_not_said_again(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:
     toy = make_toy(variants=("pytorch", "onnx"))
     toy.environment["TOY_BROKEN"] = "onnx"

@@ -258,7 +258,7 @@ def _of_the_run(box: Box, root: Path, did: dict[Path, Told]) -> list[str]:
                    for path, row in rows.items() if row.what not in ("", "passed over") and not did[path].what]  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(tree=trees(sorted(CONTENTS)), rules=RULES, select=SELECTS)
 @example({"logs/checkpoints/epoch=0-step=6.ckpt": ["DeepSpeed of Lightning"]}, {}, {})  # the directory around it was listed as incomplete
 @example({"team/run": ["an adapter's configuration"], "team/run/checkpoint-4": ["an adapter"]}, {}, {})  # explain called it incomplete

@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import CLAIM, END, FENCE, ORDERS, Claim, End, Orders
 from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import CLAIM, END, FENCE, ORDERS, Claim, End, Orders
 from daemon.running.cluster.port import Ending
 from tests.cluster.bench import BOUNDS, LATE, Bench, outcome, result_of, runs, stays, until
 from tests.cluster.fake import FakeScheduler

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from daemon.contract.disk.files import seal
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import END, Claim, End
 from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import END, Claim, End
 from daemon.running.cluster.port import Ending
 from tests.cluster.bench import BOUNDS, LATE, Bench, outcome, result_of, runs, stays, until
 from tests.cluster.failures import fake_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.jobs.elsewhere import END
+from daemon.contract.jobs.processes.elsewhere import END
 from tests.cluster.bench import child_of, until
 from tests.cluster.remote import Cluster, Remote
 from tests.runner.conftest import ALL, STAGES_OF_ALL, STAGES_OF_ONE, Toy, artifacts, make_toy, read_json

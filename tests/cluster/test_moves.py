@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.jobs.elsewhere import ORDERS
+from daemon.contract.jobs.processes.elsewhere import ORDERS
 from tests.cluster.bench import until
 from tests.cluster.ray_site import RaySite
 from tests.cluster.remote import Cluster, Remote, of_ray, of_slurm

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.jobs import elsewhere
+from daemon.contract.jobs.processes import elsewhere
 from daemon.running.cluster.attempt import ClusterAttempt
 from daemon.running.cluster.course import Act, Course
 from daemon.running.cluster.executor import ClusterExecutor

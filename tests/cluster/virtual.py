@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.contract.disk.files import seal
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import END, FENCE, SAID, STOP, Claim, End
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import END, FENCE, SAID, STOP, Claim, End
 from daemon.running.attempts.executor import JOB_FILE, Attempt, Bounds, Order
 from daemon.running.cluster.executor import ClusterExecutor
 from daemon.running.cluster.port import ABSENT, Ending, Full, Resources, Sighting, State, Unsure

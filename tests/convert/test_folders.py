@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.contract.faults.errors import Permanent
-from daemon.contract.jobs.conversion import Conversion
+from daemon.contract.jobs.processes.conversion import Conversion
 from handlers.convert import folder
 from tests import models
 from tests.cli.test_bad_input import ckptd, one_sentence
+from tests.sampling import some
 
 if TYPE_CHECKING:
     import torch
@@ -262,7 +263,7 @@ PARTS = 60
 """Files of a folder whose conversion is to be met at work, on a slow box too."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", some([signal.SIGINT, signal.SIGKILL], of=2))
 def test_one_that_is_interrupted_leaves_no_folder_and_the_same_command_ends_it(number: int, tmp_path: Path) -> None:
     import torch
 

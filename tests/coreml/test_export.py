@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coreml.forms import VARIANTS
+from tests.exports.formats import FORMATS
 from tests.stages import made_in
 from tests.toolchains import real
 from tests.torch_programs.test_published import checkpoint_of
 from tests.validate import sabotage
 
+VARIANTS = FORMATS["coreml"].variants
 pytestmark = pytest.mark.slow
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from handlers.static_programs import description
 from handlers.static_programs.published.feeding import Text, TooLongError
-from tests.coreml import forms
+from tests import stages
+from tests.exports.formats import FORMATS
 from tests.onnx import qwen
 from tests.sampling import some
 from tests.stages import refused
@@ -45,7 +46,7 @@ def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> Non
     made_of, _ = programs(model, tmp_path / "programs", context_length=LENGTH)
     wanted, sizes = said(made_of, program), []
     for variant, bound in BOUNDS.items():
-        folder, output = forms.make(variant, made_of, tmp_path / variant)
+        folder, output = stages.make(variant, made_of, tmp_path / variant)
         made_of = folder if variant == "coreml" else made_of
         # An expert that is chosen otherwise changes everything behind it; one of two numbers may be near nothing.
         loose = 60 if name == "Qwen3Moe" else 4 if name == "Bert" else 1
@@ -82,7 +83,7 @@ def plain(tied: tuple[Path, Path], toolchain: Path, tmp_path_factory: pytest.Tem
     from tests.toolchains.real import imported
 
     for _ in imported(toolchain):
-        return forms.make("coreml", tied[1], tmp_path_factory.mktemp("plain"))[0]
+        return stages.make("coreml", tied[1], tmp_path_factory.mktemp("plain"))[0]
     raise AssertionError
 
 
@@ -108,7 +109,7 @@ def test_a_tied_head_and_its_table_are_stored_once(tied: tuple[Path, Path], plai
     weights = sum(path.stat().st_size for path in tied[0].glob("*.safetensors"))
     stored = (plain / "model.mlpackage/Data/com.apple.CoreML/weights/weight.bin").stat().st_size
     assert weights / 2 - 10_000 < stored < weights / 2 + 20_000
-    _, output = forms.make("coreml-int4", plain, tmp_path / "int4")
+    _, output = stages.make("coreml-int4", plain, tmp_path / "int4")
     assert output.figures["weights"]["int8"] == 1024 * 96, "table and head, once"
     assert set(output.figures["blocks"]) == {"32", "rows"}
 
@@ -119,8 +120,8 @@ def test_the_weights_that_are_read_are_those_that_core_ml_tools_read(plain: Path
 
     from handlers.coreml import comparison
 
-    for variant in forms.VARIANTS:
-        folder = plain if variant == "coreml" else forms.make(variant, plain, tmp_path / variant)[0]
+    for variant in FORMATS["coreml"].variants:
+        folder = plain if variant == "coreml" else stages.make(variant, plain, tmp_path / variant)[0]
         model = ct.models.MLModel(str(folder / "model.mlpackage"), skip_model_load=True)
         theirs = load(model.get_spec(), specification_version=9, file_weights_dir=model.weights_dir).functions["main"]
         values = {}
@@ -146,7 +147,7 @@ def test_a_text_that_fills_the_room_is_the_longest(tied: tuple[Path, Path], plai
 
 
 def test_fp32_is_exact_but_for_the_cache_which_core_ml_keeps_in_half_precision(tied: tuple[Path, Path], tmp_path: Path) -> None:
-    folder, output = forms.make("coreml", tied[1], tmp_path / "single", precision="float32")
+    folder, output = stages.make("coreml", tied[1], tmp_path / "single", precision="float32")
     assert output.figures["precision"] == "float32" and description.read(folder).known.dtype == "float32"
     assert set(output.figures["weights"]) == {"float32"}
     ours, theirs = (Text(one, LENGTH).feed([5]) for one in (session(folder, "model"), program(tied[1], "model")))
@@ -165,7 +166,7 @@ def test_what_overflows_in_half_precision_is_made_again_in_single(tmp_path: Path
         tensors[f"model.layers.0.mlp.{name}.weight"] *= 400.0
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, model / "model.safetensors", {"format": "pt"})
     source, _ = programs(model, tmp_path / "programs", context_length=LENGTH)
-    folder, output = forms.make("coreml", source, tmp_path / "work")
+    folder, output = stages.make("coreml", source, tmp_path / "work")
     (fallback,) = output.fallbacks
     assert (fallback.wanted, fallback.taken) == ("float16", "float32") and "not finite in half precision" in fallback.reason
     assert output.figures["precision"] == "float32" and description.read(folder).known.dtype == "float32"
@@ -174,7 +175,7 @@ def test_what_overflows_in_half_precision_is_made_again_in_single(tmp_path: Path
 
 
 def test_an_operator_that_core_ml_tools_do_not_know_is_one_sentence(tied: tuple[Path, Path], tmp_path: Path) -> None:
-    fault = refused("bessel_j0", forms.make, "coreml", unheard(tied[1], tmp_path / "programs"), tmp_path / "work")
+    fault = refused("bessel_j0", stages.make, "coreml", unheard(tied[1], tmp_path / "programs"), tmp_path / "work")
     assert fault.remedy == "leave coreml out of export.variants"
 
 
@@ -184,7 +185,7 @@ def test_an_operator_that_is_not_evaluated_is_named(
     from handlers.coreml.evaluation.kernels import KERNELS
 
     monkeypatch.delitem(KERNELS, "silu")
-    refused(r"model.mlpackage is not sound \(UnknownOperator: it has an operator silu", forms.make, "coreml", tied[1], tmp_path / "work")
+    refused(r"model.mlpackage is not sound \(UnknownOperator: it has an operator silu", stages.make, "coreml", tied[1], tmp_path / "work")
 
 
 @pytest.mark.parametrize(

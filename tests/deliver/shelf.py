@@ -14,6 +14,7 @@ from pathlib import Path
 from daemon.contract.delivering.declaration import DeliveryKind
 from daemon.contract.delivering.orders import Listed, Move, Receipt
 from daemon.contract.frozen import Frozen
+from tests import verbs
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,12 +34,13 @@ KIND = DeliveryKind(name="shelf", about="a folder of this machine", options=Shel
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Install the kind into a folder; gives the variables by which ckptd and what it starts find it."""
+    """Install the kind into a folder, once; gives the variables by which ckptd and what it starts find it."""
     info = folder / "shelf-1.dist-info"
-    info.mkdir(parents=True)
+    info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[ckptd.deliveries]\nshelf = tests.deliver.shelf:KIND\n")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "CKPTD_LIMITS__PASS_ENVIRONMENT": "PYTHONPATH"}
+    verbs.OFTEN.add(path := f"{folder}{os.pathsep}{ROOT}")
+    return {"PYTHONPATH": path, "CKPTD_LIMITS__PASS_ENVIRONMENT": "PYTHONPATH"}
 
 
 class Shelf:

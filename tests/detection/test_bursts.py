@@ -24,6 +24,7 @@ from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
 from tests.detection.conftest import Station
 from tests.detection.helpers import copy_of
+from tests.sampling import some
 
 RUNS = ("Same", "run-0", "run-1", "run-2", "run-3", "same")
 """The first and the last are one to some file systems."""
@@ -100,7 +101,7 @@ def points(tmp_path_factory: pytest.TempPathFactory, pico_checkpoint: Path) -> i
     return int(done.stdout.split()[-1]) - COUNT  # in another order as many commits may be one
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", some([0.5, 0.1, 0.9], of=3))
 def test_a_burst_that_is_cut_off_comes_in_exactly_once(share: float, points: int, tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.5
     killed_at(max(1, round(share * points)), tmp_path / "home", pico_checkpoint)
 

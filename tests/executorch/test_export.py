@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests import models
-from tests.executorch import forms
-from tests.executorch.forms import VARIANTS
+from tests import models, stages
+from tests.exports.formats import FORMATS
 from tests.static_programs.forms import programs
 from tests.toolchains import real
 from tests.validate import sabotage
+
+VARIANTS = FORMATS["executorch"].variants
 
 pytestmark = pytest.mark.slow
 
@@ -66,8 +67,8 @@ def test_a_damaged_block_and_a_cache_that_forgets_are_caught(lab: sabotage.Lab, 
     from handlers.executorch import lowering
 
     bench, (made, _) = lab.bench(tmp_path / "scratch"), programs(lab.made("sound", "pytorch"), tmp_path / "programs")
-    folder, _ = forms.make("executorch", made, tmp_path / "plain")
+    folder, _ = stages.make("executorch", made, tmp_path / "plain")
     real.spoil(folder / "model.pte")
     assert bench.checked("executorch", folder).verdict == "failed"
     monkeypatch.setattr(lowering, "write_in_place", lambda program: real.forget_the_last_cache(program.module))
-    assert bench.checked("executorch", forms.make("executorch", made, tmp_path / "forgets")[0]).verdict == "failed"
+    assert bench.checked("executorch", stages.make("executorch", made, tmp_path / "forgets")[0]).verdict == "failed"

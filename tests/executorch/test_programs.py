@@ -15,7 +15,7 @@ import pytest
 from handlers.graphs import graphset
 from handlers.static_programs import description
 from handlers.static_programs.published.feeding import Text, TooLongError
-from tests.executorch import forms
+from tests import stages
 from tests.stages import refused
 from tests.static_programs import forms as static_forms
 from tests.static_programs.forms import program, programs, said
@@ -42,7 +42,7 @@ def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> Non
     made, _ = programs(KINDS[name](tmp_path / "model"), tmp_path / "programs", context_length=ROOM)
     wanted, experts, sizes = said(made, program), name == "Qwen3Moe", []
     for variant, bound in BOUNDS.items():
-        folder, output = forms.make(variant, made, tmp_path / variant)
+        folder, output = stages.make(variant, made, tmp_path / variant)
         for ours, theirs in zip(said(folder, of_folder), wanted, strict=True):
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() <= (2 if experts and variant != "executorch" else 1) * bound * theirs.std(), variant
@@ -73,7 +73,7 @@ def plain(tiny: tuple[Path, Path], toolchain: Path, tmp_path_factory: pytest.Tem
     from tests.toolchains import real
 
     for _ in real.imported(toolchain):
-        folder, _ = forms.make("executorch", tiny[1], tmp_path_factory.mktemp("plain"))
+        folder, _ = stages.make("executorch", tiny[1], tmp_path_factory.mktemp("plain"))
     return folder
 
 
@@ -147,7 +147,7 @@ def test_a_cache_that_is_written_in_another_way_stays_as_it_is_and_right(
     from handlers.executorch import lowering
 
     monkeypatch.setattr(lowering, "write_in_place", lambda program: 0)
-    folder, output = forms.make("executorch", tiny[1], tmp_path)
+    folder, output = stages.make("executorch", tiny[1], tmp_path)
     assert output.figures["programs"]["model"]["caches_written_in_place"] == 0
     assert np.abs(Text(session(folder / "model.pte", "model"), 40).feed(IDS) - alone(tiny, IDS)).max() < 1e-3
 
@@ -157,7 +157,7 @@ def test_an_operator_that_the_runtime_lacks_is_named(tiny: tuple[Path, Path], tm
 
     known = lowering._known
     monkeypatch.setattr(lowering, "_known", lambda: known() - {"aten::index_put_"})
-    refused("has no kernel for aten::index_put_", forms.make, "executorch", tiny[1], tmp_path)
+    refused("has no kernel for aten::index_put_", stages.make, "executorch", tiny[1], tmp_path)
     assert not list((tmp_path / "staging").iterdir())
 
 
@@ -167,20 +167,20 @@ def test_a_program_that_the_compiler_does_not_take_is_refused_in_one_sentence(ti
     inputs = [one.model_copy(update={"shape": (1, 2, 39, 16)}) if "past" in one.name else one for one in known.graphs[0].inputs]
     shorter = known.graphs[0].model_copy(update={"inputs": tuple(inputs)})  # than the program was exported for
     known.model_copy(update={"graphs": (shorter,)}).write(tmp_path / "programs")
-    fault = refused("ExecuTorch's compiler fails", forms.make, "executorch", tmp_path / "programs", tmp_path)
+    fault = refused("ExecuTorch's compiler fails", stages.make, "executorch", tmp_path / "programs", tmp_path)
     assert "\n" not in fault.cause
     assert not list((tmp_path / "staging").iterdir())
 
 
 @pytest.mark.parametrize("group", [32, 64])
 def test_groups_have_the_size_that_is_asked_for(group: int, tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    _, output = forms.make("executorch-8da4w", tiny[1], tmp_path, group_size=group)
+    _, output = stages.make("executorch-8da4w", tiny[1], tmp_path, group_size=group)
     assert output.figures["block_size"] == group and output.figures["bits"] == 4
     assert output.figures["weights"] == {"table_int8": 320 * 64, "int8": 320 * 64, "int4": 73728, "float32": 0}
 
 
 def test_rows_that_no_group_fits_get_8_bits(tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    _, output = forms.make("executorch-8da4w", tiny[1], tmp_path, group_size=128)  # only down_proj has rows of 128
+    _, output = stages.make("executorch-8da4w", tiny[1], tmp_path, group_size=128)  # only down_proj has rows of 128
     assert output.figures["weights"]["int4"] == 2 * 64 * 128
 
 

@@ -21,9 +21,9 @@ from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.journal import Journal
-from daemon.operating import disk_watch
 from daemon.operating.diagnosis.doctor import examine
-from daemon.operating.disk_watch import DiskWatch
+from daemon.operating.disks import watch
+from daemon.operating.disks.watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.monitoring.live import LiveFile, LiveWriter, read_live, write_live
 from daemon.operating.monitoring.status import snapshot
@@ -225,7 +225,7 @@ def test_a_disk_that_refuses_again_is_short_until_it_has_taken_writes_for_longer
 ) -> None:
     """Else a stage that needs more than there is would be started twice a second."""
     one, moment = Watch(tmp_path), [1000.0]
-    monkeypatch.setattr(disk_watch.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: moment[0])
     pauses = []
     for _ in range(8):
         one.refuse(tmp_path / "out" / "file")
@@ -242,7 +242,7 @@ def test_a_disk_that_refuses_again_is_short_until_it_has_taken_writes_for_longer
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 def test_a_quota_is_found_by_writing_and_its_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     one, full = Watch(tmp_path), [True]
-    monkeypatch.setattr(disk_watch, "probe", lambda folder: OSError(number, os.strerror(number)) if full else None)
+    monkeypatch.setattr(watch, "probe", lambda folder: OSError(number, os.strerror(number)) if full else None)
     one.refusals.note(Fault(code=FaultCode.JOURNAL_UNAVAILABLE, operation="w", cause="SQLITE_IOERR_WRITE", remedy="r"))
     one.watch.look()
     (short,) = one.watch.shortages()

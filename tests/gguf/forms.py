@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from handlers.child.progress import StageOutput
-from handlers.gguf.options import GgufOptions
 from tests import stages
 from tests.merge import helpers
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def make(variant: str, model: Path, work: Path, texts: int = 0) -> tuple[Path, StageOutput]:
     """See `stages.make`. `texts`: how many say which columns count."""
-    return stages.make(variant, model, work, GgufOptions(calibration_samples=texts))
+    return stages.make(variant, model, work, calibration_samples=texts)
 
 
 def exact(model: Path, work: Path) -> Path:

@@ -41,13 +41,20 @@ def made_by(dataclass: Any) -> dict[str, Any]:
 
         name: str = ""
 
+    @dataclass(frozen=True)
+    class Kind:
+        """A field that may not be given before one that must be."""
+
+        kind: str = field(default="kind", init=False)
+        name: str
+
     @dataclasses.dataclass(frozen=True)
     class Follows(Below):
         """Made by the library of one that may not be."""
 
         last: int = 0
 
-    return {kind.__name__: kind for kind in (Plain, Below, Itself, Follows)}
+    return {kind.__name__: kind for kind in (Plain, Below, Itself, Kind, Follows)}
 
 
 CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -67,6 +74,9 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "below by place": lambda made: made["Below"]("a", [], 1, "n"),
     "follows": lambda made: (made["Follows"]("a", needed="n", last=3), made["Follows"]("a", needed="n").twice()),
     "itself": lambda made: (made["Itself"]() == made["Itself"](), len({made["Itself"](), made["Itself"]()})),
+    "fixed": lambda made: (made["Kind"]("a"), dataclasses.replace(made["Kind"]("a"), name="b"), made["Kind"]("a") == made["Kind"]("b")),
+    "fixed is given": lambda made: made["Kind"](kind="other", name="a"),
+    "fixed by place": lambda made: made["Kind"]("other", "a"),
     "replace": lambda made: dataclasses.replace(made["Below"]("a", needed="n"), most=7, other="o"),
     "asdict": lambda made: dataclasses.asdict(made["Below"]("a", [1], needed="n")),
     "fields": lambda made: [(entry.name, entry.kw_only) for entry in dataclasses.fields(made["Below"])],

@@ -315,7 +315,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     return Sound(made, made.journal.read_bytes())
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 @example(place=0.0, flip=1)
 def test_no_single_wrong_byte_gives_a_traceback_or_a_silent_loss(small: Sound, place: float, flip: int) -> None:

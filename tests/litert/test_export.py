@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import models
-from tests.litert import forms
-from tests.litert.forms import VARIANTS
+from tests import models, stages
+from tests.exports.formats import FORMATS
 from tests.static_programs.forms import programs
 from tests.toolchains import real
 from tests.torch_programs.test_published import checkpoint_of
 from tests.validate import sabotage
 
+VARIANTS = FORMATS["litert"].variants
 pytestmark = pytest.mark.slow
 ALONE = """
 import runpy, sys
@@ -67,8 +67,8 @@ def test_a_damaged_block_and_a_cache_that_forgets_are_caught(lab: sabotage.Lab, 
     from handlers.litert import rewriting
 
     bench, (made, _) = lab.bench(tmp_path / "scratch"), programs(lab.made("sound", "pytorch"), tmp_path / "programs")
-    folder, _ = forms.make("litert", made, tmp_path / "plain")
+    folder, _ = stages.make("litert", made, tmp_path / "plain")
     real.spoil(folder / "model.tflite")
     assert bench.checked("litert", folder).verdict == "failed"
     monkeypatch.setattr(rewriting, "share_heads", real.forget_the_last_cache)
-    assert bench.checked("litert", forms.make("litert", made, tmp_path / "forgets")[0]).verdict == "failed"
+    assert bench.checked("litert", stages.make("litert", made, tmp_path / "forgets")[0]).verdict == "failed"

@@ -11,7 +11,7 @@ import pytest
 from handlers.graphs import graphset
 from handlers.static_programs import description
 from handlers.static_programs.published.feeding import Text, TooLongError
-from tests.litert import forms
+from tests import stages
 from tests.onnx import qwen
 from tests.stages import refused
 from tests.static_programs import forms as static_forms
@@ -37,7 +37,7 @@ def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> Non
     wanted = said(source, program)
     made_of, sizes = source, []
     for variant, bound in BOUNDS.items():
-        folder, output = forms.make(variant, made_of, tmp_path / variant)
+        folder, output = stages.make(variant, made_of, tmp_path / variant)
         made_of = folder if variant == "litert" else made_of
         experts = name == "Qwen3Moe" and variant != "litert"
         for ours, theirs in zip(said(folder, session), wanted, strict=True):
@@ -61,25 +61,25 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_prefill_and_decode_share_their_weights_and_so_do_a_tied_head_and_its_table(tied: tuple[Path, Path], tmp_path: Path) -> None:
     model, source = tied
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    folder, output = forms.make("litert", source, tmp_path / "plain")
+    folder, output = stages.make("litert", source, tmp_path / "plain")
     assert list(output.figures["signatures"]["model"]) == ["prefill", "decode"]
     plain = (folder / "model.tflite").stat().st_size
     assert weights - 10_000 < plain < weights + 150_000, "the graphs come on top, and no second copy of the weights"
-    int8, made = forms.make("litert-int8", folder, tmp_path / "int8")
+    int8, made = stages.make("litert-int8", folder, tmp_path / "int8")
     assert made.figures["weights"]["int8"] * 4 < weights
     assert (int8 / "model.tflite").stat().st_size < weights / 4 + 150_000
 
 
 def test_four_bits_are_for_products_in_blocks_that_fit_and_eight_for_table_and_head(tied: tuple[Path, Path], tmp_path: Path) -> None:
     _, source = tied
-    folder, _ = forms.make("litert", source, tmp_path / "plain")
-    _, output = forms.make("litert-int4", folder, tmp_path / "int4", block_size=64)
+    folder, _ = stages.make("litert", source, tmp_path / "plain")
+    _, output = stages.make("litert-int4", folder, tmp_path / "int4", block_size=64)
     figures = output.figures
     assert figures["weights"]["int8"] == 1024 * 96, "table and head, once"
     assert figures["weights"]["int4"] > 0 and figures["small_share"] > 0.95
     # Rows of 96 weights (from the hidden size) are no multiple of 64, those of 64 and 128 are.
     assert figures["block_size"] == 64 and set(figures["blocks"]) == {"32", "64"}
-    _, wide = forms.make("litert-int4", folder, tmp_path / "wide", block_size=128)
+    _, wide = stages.make("litert-int4", folder, tmp_path / "wide", block_size=128)
     assert set(wide.figures["blocks"]) == {"32", "64", "128"}
     assert wide.figures["graph_bytes"] < figures["graph_bytes"]
 
@@ -87,15 +87,15 @@ def test_four_bits_are_for_products_in_blocks_that_fit_and_eight_for_table_and_h
 def test_rows_that_no_block_fits_get_one_scale(tmp_path: Path) -> None:
     model = qwen.make(tmp_path / "model", hidden_size=40, intermediate_size=72)
     source, _ = programs(model, tmp_path / "programs", context_length=LENGTH)
-    folder, _ = forms.make("litert", source, tmp_path / "plain")
-    made, output = forms.make("litert-int4", folder, tmp_path / "int4")
+    folder, _ = stages.make("litert", source, tmp_path / "plain")
+    made, output = stages.make("litert-int4", folder, tmp_path / "int4")
     assert output.figures["blocks"]["rows"] > 0
     assert all(np.isfinite(array).all() for array in said(made, session))
 
 
 def test_a_text_that_fills_the_room_is_the_longest(tied: tuple[Path, Path], tmp_path: Path) -> None:
     _, source = tied
-    folder, _ = forms.make("litert", source, tmp_path / "plain")
+    folder, _ = stages.make("litert", source, tmp_path / "plain")
     wanted, found = Text(program(source, "model"), LENGTH), Text(session(folder, "model"), LENGTH)
     tokens = list(range(5, 5 + LENGTH))
     assert np.abs(found.feed(tokens) - wanted.feed(tokens)).max() < 1e-3
@@ -122,7 +122,7 @@ def test_repeated_heads_are_shared_and_the_result_is_the_same(tied: tuple[Path, 
 
 def test_an_operator_that_litert_does_not_know_is_one_sentence(tied: tuple[Path, Path], tmp_path: Path) -> None:
     fault = refused(
-        r"litert-torch does not convert it .*bessel_j0", forms.make, "litert", unheard(tied[1], tmp_path / "programs"), tmp_path / "work"
+        r"litert-torch does not convert it .*bessel_j0", stages.make, "litert", unheard(tied[1], tmp_path / "programs"), tmp_path / "work"
     )
     assert fault.remedy == "leave litert out of export.variants"
     assert not list((tmp_path / "work" / "staging").glob("*.tflite"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon.operating.log.logs import follow
+from daemon.operating.log.reading import follow
 
 
 def line(number: int) -> str:

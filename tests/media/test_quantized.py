@@ -15,6 +15,7 @@ from handlers.validate.folders import quantization
 from tests.media.families import FAMILIES
 from tests.merge import helpers
 from tests.pytorch.forms import loaded, make
+from tests.sampling import some
 
 FORMS = ("pytorch-w4a16", "pytorch-w8a8")
 
@@ -42,8 +43,7 @@ def _ignored(said: dict[str, Any]) -> None:
     said["ignore"].append("re:.*(q_proj|pwconv1)")
 
 
-@pytest.mark.parametrize("variant", FORMS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "variant"), some([(name, variant) for name in FAMILIES for variant in FORMS], of=3))
 def test_what_config_json_says_of_a_form_is_what_is_stored_and_a_wrong_scale_is_named(name: str, variant: str, tmp_path: Path) -> None:
     import torch
     import transformers

@@ -24,8 +24,10 @@ def settings(**values: Any) -> tuple[MergeOptions, Execution]:
     return MergeOptions(**options), Execution(**{name: value for name, value in values.items() if name not in options})
 
 
-def make_adapter(base: Path, folder: Path, *, cls: Any = None, seed: int = 3, std: float = 0.05, **options: Any) -> Path:
-    """An adapter saved by PEFT whose every trainable parameter is random, so that no delta is zero."""
+def make_adapter(
+    base: Path, folder: Path, *, cls: Any = None, seed: int = 3, std: float = 0.05, copies: bool | str = "auto", **options: Any
+) -> Path:
+    """An adapter saved by PEFT whose every trainable parameter is random, so that no delta is zero; `copies`: of embeddings."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -40,7 +42,7 @@ def make_adapter(base: Path, folder: Path, *, cls: Any = None, seed: int = 3, st
                 parameter.data.mul_(1 + std * torch.randn_like(parameter))
             else:
                 torch.nn.init.normal_(parameter, std=std * 4)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=copies)
     return folder
 
 

@@ -1,6 +1,6 @@
 """What an exhibit of the museum says: a published bug, the mutant that rebuilds it on a small real artifact, the gate's reason.
 
-Each folder of a room (`merge`, `files`, …) holds one in its `exhibit.py`; `collected` gathers them. `halls.py` has the models and sound
+Each module of `rooms` (`merge`, `files`, …) holds those of one kind; `collected` gathers them. `halls.py` has the models and sound
 artifacts that mutants are made of, `gate.py` judges them.
 """
 
@@ -73,8 +73,7 @@ def damaged(damage: Damage = lambda folder: None, source: str = "sound") -> Make
 
 
 def collected() -> dict[str, Exhibit]:
-    """Room and folder → the exhibit, in the order of their names."""
-    here = Path(__file__).parent
-    places = sorted(path.parent.relative_to(here) for path in here.glob("*/*/exhibit.py"))
-    modules = {place.as_posix(): importlib.import_module(f"{__package__}.{'.'.join(place.parts)}.exhibit") for place in places}
-    return {place: module.EXHIBIT for place, module in modules.items()}
+    """Room/name → the exhibit, in the order of their names."""
+    rooms = sorted(path.stem for path in (Path(__file__).parent / "rooms").glob("[a-z]*.py"))
+    exhibits = {room: importlib.import_module(f"{__package__}.rooms.{room}").EXHIBITS for room in rooms}
+    return {f"{room}/{name}": exhibit for room, named in exhibits.items() for name, exhibit in sorted(named.items())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,17 +45,6 @@ def from_base(change: Callable[[Tensors, Tensors], object]) -> Make:
         damaged(weights(lambda tensors: change(tensors, stored(models.base))))(models, variant, target)
 
     return make
-
-
-def unmerged(pattern: str) -> Make:
-    """Return the maker of a merge in which the tensors that the pattern is found in are the base's."""
-
-    def change(tensors: Tensors, base: Tensors) -> None:
-        names = [name for name in tensors if name in base and re.search(pattern, name)]
-        assert names
-        tensors.update({name: base[name] for name in names})
-
-    return from_base(change)
 
 
 def merged_as(**settings: Any) -> Make:

@@ -23,7 +23,7 @@ Bugs of programs that merge, quantize and convert models, as their issues and pu
 artifact: a *mutant* is a copy of it with that bug. The *gate*, which is all checks before a publication, must reject the mutant with the
 reason that fits, and must pass the artifact that it was made of. Both together are an *exhibit*. The bugs
 are those programs', and most of them are mended; what stands here is what such a bug would do to an artifact, and what
-[validation](validation.md) says of it. `tests/museum` has a folder for each; `python -m tests.museum.measuring FOLDER` runs them all.
+[validation](validation.md) says of it. `tests/museum/rooms` has them; `python -m tests.museum.measuring FOLDER` runs them all.
 
 Four were not caught when they were first rebuilt, and the checks that catch them are there since: the quantizations that are skipped,
 the untied weights that are said to be tied, and the end token of config.json. What is

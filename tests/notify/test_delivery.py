@@ -95,21 +95,13 @@ def service() -> Iterator[Service]:
     one.close()
 
 
-@pytest.fixture(scope="module")
-def sender() -> Iterator[Sender]:
-    """The process that sends: it takes long to start."""
-    sender = Sender()
-    yield sender
-    sender.end()
-
-
 Notify = Callable[..., Notifier]
 
 
 @pytest.fixture
-def notify_at(journal: Journal, sender: Sender) -> Notify:
+def notify_at(journal: Journal, sending: Sender) -> Notify:
     """Makes a notifier of services by their URLs."""
-    return lambda *urls: Notifier(NotifySettings(urls=urls), journal, begin=sender.begin)
+    return lambda *urls: Notifier(NotifySettings(urls=urls), journal, begin=sending.begin)
 
 
 @pytest.fixture(autouse=True)
@@ -159,19 +151,19 @@ def test_a_finished_export_is_told_with_its_outcome(journal: Journal, service: S
     assert journal.outbox.pending() == 0
 
 
-def test_what_a_stopped_daemon_could_not_deliver_is_delivered_by_the_next(file: Path, service: Service, sender: Sender) -> None:  # R6.5
+def test_what_a_stopped_daemon_could_not_deliver_is_delivered_by_the_next(file: Path, service: Service, sending: Sender) -> None:  # R6.5
     service.statuses = [500]
     first = Journal(file)
     finish(first, "a", "succeeded", "first")
     finish(first, "b", "failed", "second")
-    early = Notifier(NotifySettings(urls=(service.url,)), first, begin=sender.begin)
+    early = Notifier(NotifySettings(urls=(service.url,)), first, begin=sending.begin)
     deliver(early)
     first.close()
     assert "500" in str(rows(file)[0]) and (service.asked, service.taken) == (1, []), (
         "the second waits for the first: messages come in order"
     )
     second = Journal(file)
-    late = Notifier(NotifySettings(urls=(service.url,)), second, begin=sender.begin)
+    late = Notifier(NotifySettings(urls=(service.url,)), second, begin=sending.begin)
     late.start()
     try:
         until(lambda: late.wake() or len(service.taken) == 2, "the first message arrives")
@@ -204,10 +196,10 @@ def test_a_url_that_no_service_has_is_said_once_without_its_secret(
 
 
 def test_a_url_that_no_service_has_is_said_before_there_is_a_message_and_no_more_once_there_is_a_service(
-    journal: Journal, file: Path, service: Service, sender: Sender, monkeypatch: pytest.MonkeyPatch
+    journal: Journal, file: Path, service: Service, sending: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(*urls: str) -> Notifier:
-        notifier = Notifier(NotifySettings(urls=urls), journal, begin=sender.begin, look=sender.look)
+        notifier = Notifier(NotifySettings(urls=urls), journal, begin=sending.begin, look=sending.look)
         until(lambda: notifier.tick() or not (notifier._looks or notifier._unseen), "it has looked")  # type: ignore[func-returns-value]
         return notifier
 
@@ -223,7 +215,7 @@ def test_a_url_that_no_service_has_is_said_before_there_is_a_message_and_no_more
         deliver(notifier)
     assert service.taken and [entry["target"] for entry in logs if entry["log_level"] == "error"] == ["notify.urls.0 (slak)"], "once"
     assert "S3CRET" not in str(logs)
-    monkeypatch.setattr(sender, "look", lambda url: Answered(Outcome(None)))
+    monkeypatch.setattr(sending, "look", lambda url: Answered(Outcome(None)))
     look("slak://xoxb/S3CRET/token", service.url)
     assert [failures for _, failures, _ in troubles()] == [0, 0], "its package was installed"
 

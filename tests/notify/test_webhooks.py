@@ -165,7 +165,9 @@ def test_a_certificate_that_nobody_vouches_for_gets_nothing(
     assert titles_of(there) == ["title"], "by who is trusted it is accepted"
 
 
-@pytest.mark.parametrize(("manners", "count"), [({"hangs": True}, 1000), ({"drips": True}, 100)])
+@pytest.mark.parametrize(
+    ("manners", "count"), [({"hangs": True}, 100), ({"drips": True}, 100), pytest.param({"hangs": True}, 1000, marks=pytest.mark.slow)]
+)
 def test_a_service_that_never_ends_its_answer_delays_no_other_and_not_a_thousand_messages(
     journal: Journal, receiver: Receivers, targets: Targets, manners: dict[str, bool], count: int
 ) -> None:

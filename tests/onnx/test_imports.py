@@ -46,6 +46,32 @@ def test_a_version_that_lists_its_models_in_another_way_is_left_alone() -> None:
     )
 
 
+def test_onnx_ir_takes_sympy_when_symbolic_sizes_are_added_up_and_gives_the_same() -> None:
+    sums = (
+        "shape = ir.SymbolicDim('a * 2'); made = [str(shape + 1), str(shape // 3), str(-shape), str((shape * 0).value), shape == 'a * 2']\n"
+    )
+    in_a_new_process(
+        "import sys, handlers.graphs.light_ir\n"
+        "import onnx_ir as ir\n"
+        "graph = ir.Graph([ir.val('x', ir.DataType.FLOAT, ['n', 3])], [], nodes=[], opset_imports={'': 21}, name='g')\n"
+        "written = ir.to_proto(ir.Model(graph, ir_version=10))\n"
+        "assert ir.from_proto(written).graph.inputs[0].shape == ('n', 3)\n"
+        "assert 'sympy.core' not in sys.modules and not any(type(finder).__name__ == '_Later' for finder in sys.meta_path)\n"
+        f"{sums}"
+        "assert 'sympy.core' in sys.modules\n"
+        f"import subprocess\nprogram = {sums!r}\n"
+        "plain = subprocess.run([sys.executable, '-c', f'import onnx_ir as ir\\n{program}print(made)'], capture_output=True, text=True)\n"
+        "assert plain.stdout.strip() == str(made), (plain, made)\n"
+    )
+
+
+def test_sympy_that_is_there_is_left_as_it_is() -> None:
+    in_a_new_process(
+        "import sympy, handlers.graphs.light_ir, sys\n"
+        "assert 'onnx_ir' not in sys.modules and type(sys.modules['sympy']).__name__ == 'module'\n"
+    )
+
+
 def test_the_merge_is_imported_when_it_is_asked_for() -> None:
     in_a_new_process(
         "import sys, handlers.tensors.sources\n"

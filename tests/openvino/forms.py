@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from handlers.child.progress import StageOutput
-from handlers.openvino.options import OpenVinoOptions
 from tests import stages
 from tests.pytorch import forms
 
@@ -17,4 +16,4 @@ def onnx(model: Path, work: Path) -> Path:
 
 def make(variant: str, made_of: Path, work: Path, texts: int = 0) -> tuple[Path, StageOutput]:
     """See `stages.make`. `texts`: how many the scales of 4 bits are found with."""
-    return stages.make(variant, made_of, work, OpenVinoOptions(calibration_samples=texts))
+    return stages.make(variant, made_of, work, calibration_samples=texts)

@@ -47,7 +47,7 @@ class Printer:
             root=root, run=run, step=step, path=path, layout="trainer-adapter", digest=digest_of([run, step, root, ending]), method="LORA",
             ending=ending, metadata={"best_model_checkpoint": path},
         )  # fmt: skip
-        target = Places(self.settings, self.journal, self.paths).of(reference, takings_of(self.journal))
+        target = Places(self.settings, self.journal, self.paths).of(reference, takings_of(self.journal.jobs.places()))
         name = f"job-{reference.identity[:16]}"
         self.journal.jobs.add(NewJob(name, reference, WORK, stage_names(WORK, reference.layout), self.home / "pin", target, "x"))
         return JobRow(name, "running", reference, WORK, self.home / "pin", target, None, "2026", None, None)

@@ -37,7 +37,7 @@ class Daemon:
         reference = CheckpointRef(
             root=root, run=run, step=step, path=path, layout="trainer-adapter", digest=digest_of([root, run, step, content]), method="LORA"
         )
-        target = Places(self.settings, self.journal, self.paths).of(reference, takings_of(self.journal))
+        target = Places(self.settings, self.journal, self.paths).of(reference, takings_of(self.journal.jobs.places()))
         name = f"{self.home.name}-{reference.identity[:16]}"
         pin = self.paths.pins / name
         self.journal.jobs.add(NewJob(name, reference, WORK, stage_names(WORK, reference.layout), pin, target, "x"))

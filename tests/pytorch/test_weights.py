@@ -58,7 +58,7 @@ def difference(folder: Path, merged: Path) -> str | None:
     return difference(folder, merged)
 
 
-@pytest.mark.parametrize(("name", "variant"), some(CASES, 5))
+@pytest.mark.parametrize(("name", "variant"), some(CASES, 10))
 def test_sound_forms_of_all_layouts_are_within_the_bounds(name: str, variant: str, tmp_path: Path) -> None:
     source = SOURCES[name](tmp_path / "model")
     try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from tests.sharing import shared
 from tests.validate.conftest import folders
+from tests.verbs import run_verb
 
 __all__ = ["folders"]
 
@@ -33,8 +32,7 @@ def published(checkpoint: Path, home: Path, variants: str, **more: str) -> Path:
     names = environment(
         home / "state", CKPTD_EXPORT__VARIANTS=variants, CKPTD_VALIDATE__SPEED_TOKENS="0", CKPTD_VALIDATE__NEW_TOKENS="8", **more
     )
-    command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--output", str(home / "out"), "--force"]
-    done = subprocess.run(command, env=names, cwd=home, capture_output=True, text=True, timeout=500, check=False)
+    done = run_verb(["export", str(checkpoint), "--output", str(home / "out"), "--force"], home, names, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     (manifest,) = (path for path in (home / "out").glob("*/*/MANIFEST.json") if not path.parent.is_symlink())
     return manifest.parent
@@ -63,10 +61,7 @@ def verify(tmp_path: Path) -> Verify:
     """Run `ckptd verify`; gives its exit code, its JSON answer, and what it said on stderr."""
 
     def run(*words: str | Path, **more: str) -> tuple[int, Any, str]:
-        command = [sys.executable, "-m", "daemon", "verify", *map(str, words), "--json"]
-        done = subprocess.run(
-            command, env=environment(tmp_path / "xdg", **more), cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
-        )
+        done = run_verb(["verify", *map(str, words), "--json"], tmp_path, environment(tmp_path / "xdg", **more), timeout=400)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 

@@ -13,10 +13,10 @@ import pytest
 
 from daemon.contract.formats.catalog import catalog
 from handlers.folder import examples, opening
-from handlers.validate.engines.registry import runs_models
 from handlers.validate.folders import code
 from tests.recheck.conftest import Verify
 from tests.recheck.test_deep import seal
+from tests.sampling import some
 
 pytestmark = pytest.mark.timeout(600)
 HANDLERS = Path(code.__file__).parents[2]
@@ -81,7 +81,11 @@ ATTACKS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+SLOW = ("example", "chat template's script", "module of an example")
+"""What a quick test of this file says of `code.strange_script`, and of one example by the verb."""
+
+
+@pytest.mark.parametrize("attack", [pytest.param(attack, marks=[pytest.mark.slow] * (attack in SLOW)) for attack in ATTACKS])
 def test_nothing_of_an_export_or_of_an_artifact_is_run(copied: Path, tmp_path: Path, verify: Verify, attack: str) -> None:
     variant, plant = ATTACKS[attack]
     mark = tmp_path / "mark"
@@ -109,7 +113,7 @@ def test_trust_is_for_what_is_run_alone(kept_export: Path, verify: Verify) -> No
     assert code == 2 and answer is None and "--deep" in said
 
 
-@pytest.mark.parametrize("variant", ["pt2", "torchscript", "pt2-aoti", "tensorrt"])
+@pytest.mark.parametrize("variant", some(["pt2", "torchscript", "pt2-aoti", "tensorrt"], of=3))
 def test_a_program_is_not_loaded(kept_export: Path, tmp_path: Path, verify: Verify, variant: str) -> None:
     folder = tmp_path / variant
     shutil.copytree(kept_export / "onnx", folder)
@@ -119,13 +123,14 @@ def test_a_program_is_not_loaded(kept_export: Path, tmp_path: Path, verify: Veri
     assert "hold programs" in check["reasons"][0] or "toolchain" in check["reasons"][0] or "no engine" in check["reasons"][0]
 
 
-def test_an_engine_counts_as_reading_data_only_where_it_is_named() -> None:
+def test_an_engine_counts_as_reading_data_only_where_its_format_says_so(tmp_path: Path) -> None:
     """A format that comes later, or with another package, is taken for code until somebody has looked."""
-    there = {*catalog().engines, "torch"}
-    assert there >= code.DATA
+    there = set(catalog().engines)
+    data = {name for name in there if code.of_model(tmp_path, name) is None}
     loaders = {"torch-program", "tensorrt", "tensorrt-bundle", "tensorrt-llm"}
-    assert not code.DATA & loaders and there - code.DATA - loaders == {"adapter", "adapter-layerwise", "gguf-adapter"}
-    assert all(not runs_models(name) or name == "torch" for name in code.DATA)
+    assert there - data == loaders | {"adapter", "adapter-layerwise", "gguf-adapter"}
+    assert code.of_model(tmp_path, "torch") is None
+    assert code.of_model(tmp_path, "live") is not None and code.of_model(tmp_path, "engine-of-another-package") is not None
 
 
 @pytest.mark.parametrize(("name", "text", "seen"), [

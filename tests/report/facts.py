@@ -26,10 +26,13 @@ from daemon.contract.jobs.messages import (
     Verdict,
 )
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
+from handlers.report.content.build import build
+from handlers.report.model import Report
 from handlers.validate.arithmetic import distribution
 from handlers.validate.arithmetic.comparison import Comparison
 
 BEGIN = datetime.fromisoformat("2026-11-20T10:00:00+00:00")
+END = BEGIN + timedelta(seconds=96)
 BASE_BYTES = 1_192_099_840
 OUT_OF_MEMORY = Fault(
     code="out-of-memory", operation="quantize the graph", cause="the kernel ended the child at 6.1 GB",
@@ -281,3 +284,8 @@ def context(facts: JobFacts | None, folder: Path) -> StageContext:
         work=facts.work if facts else Work(export=ExportOptions(), validation=ValidateOptions()), facts=facts,
         limits=ChildLimits(nice=0, idle=False),
     )  # fmt: skip
+
+
+def report_of(job: JobFacts, folder: Path) -> Report:
+    """Its report, ended after 96 s."""
+    return build(context(job, folder), END)

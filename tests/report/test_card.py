@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,11 @@ from daemon.contract.jobs.messages import Addition, JobFacts
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.models.hub import License, license_of
 from handlers.report import usage
-from handlers.report.content.build import build
-from handlers.report.model import Report
 from handlers.report.pages import readme
 from tests.report import facts
+from tests.report.facts import report_of
 
-END = facts.BEGIN + timedelta(seconds=96)
 LOCAL = re.compile(r"(?<![\w.…~])/(?:models|runs|exports|var|home|mnt|tmp|root)\b")
-
-
-def report_of(job: JobFacts, folder: Path) -> Report:
-    return build(facts.context(job, folder), END)
 
 
 def card_of(job: JobFacts, folder: Path) -> tuple[ModelCard, str]:

@@ -25,13 +25,12 @@ from daemon.contract.language.catalog import use_language
 from daemon.contract.language.recorded import translated_text
 from handlers.report import comparison
 from handlers.report.advice import ranking
-from handlers.report.content.build import build
 from handlers.report.content.places import KEPT
 from handlers.report.pages import bench_page, html
 from handlers.report.pages.caveats import LIKENESS
 from tests.bench.made import BENCH
 from tests.report import facts
-from tests.report.test_page import CASES, END, page_of
+from tests.report.test_page import CASES, page_of
 from tests.report.test_so_far import measured
 from tests.report.test_so_far import told as point_for_others
 from tests.report.test_stage import run_stage
@@ -89,7 +88,7 @@ def recorded(value: Any) -> Iterator[str]:
 
 
 def of_run(folder: Path) -> JobFacts:
-    first = build(facts.context(measured(8.1, None, step=30), folder), END)
+    first = facts.report_of(measured(8.1, None, step=30), folder)
     return measured(8.4, RunFigures(points=(point_for_others(first),), trainers_best=60))
 
 
@@ -102,7 +101,7 @@ def test_a_chinese_page_has_no_english_sentence_but_what_was_recorded_by_others(
     sentences = [match[0] for text in Texts(page).texts if text[:1] != "[" for match in SENTENCE.finditer(" ".join(text.split()))]
     assert [text for text in sentences if text not in known] == []
     assert '<html lang="zh-CN">' in page and "。." not in page and "。。" not in page
-    assert html.render(build(facts.context(job, tmp_path), END)).startswith("\n") == page.startswith("\n")
+    assert html.render(facts.report_of(job, tmp_path)).startswith("\n") == page.startswith("\n")
 
 
 def test_the_page_of_a_measurement_has_no_english_sentence() -> None:
@@ -217,7 +216,7 @@ def test_what_formats_and_targets_say_of_themselves_is_translated() -> None:
 
 
 def test_what_another_report_recommends_is_translated_from_its_english(tmp_path: Path) -> None:
-    report = build(facts.context(facts.succeeded(), tmp_path), END)
+    report = facts.report_of(facts.succeeded(), tmp_path)
     some = report.artifacts[-1]
     ranges = [{**some.figures, "speed_over_pytorch": 5.3, "speed_over_pytorch_range": ends} for ends in ((4.0, 6.0), (2.3, 17.0))]
     turns = [some.model_copy(update={"figures": figures}) for figures in ranges]

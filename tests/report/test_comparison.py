@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,14 @@ from daemon.contract import units
 from daemon.contract.jobs.figures import Statistics, figures_of
 from daemon.contract.jobs.messages import JobFacts
 from handlers.report import comparison
-from handlers.report.content.build import build
-from handlers.report.model import Report
 from handlers.report.pages import distributions
 from tests.report import facts
+from tests.report.facts import report_of
 from tests.report.test_page import Page, page_of
 
-END = facts.BEGIN + timedelta(seconds=96)
 UNMEASURED = dict.fromkeys(
     ("texts", "statistics", "perplexity", "kl_interval", "agreement_interval", "fine_tuning", "fine_tuning_interval", "worst")
 )
-
-
-def _report(job: JobFacts, folder: Path) -> Report:
-    return build(facts.context(job, folder), END)
 
 
 def _reference(job: JobFacts, **figures: Any) -> JobFacts:
@@ -38,7 +31,7 @@ def _reference(job: JobFacts, **figures: Any) -> JobFacts:
 
 
 def test_base_live_model_and_artifacts_stand_in_one_table_with_intervals(tmp_path: Path) -> None:
-    report = _report(facts.succeeded(), tmp_path / "work")
+    report = report_of(facts.succeeded(), tmp_path / "work")
     assert [row.name for row in report.comparison.rows] == ["base", "live", "pytorch", "onnx", "onnx-int8"]
     base, live = report.comparison.rows[:2]
     assert base.kl_interval == (0.051, 0.122) and base.fine_tuning is None
@@ -52,7 +45,7 @@ def test_a_column_that_no_model_has_a_figure_for_is_left_out(tmp_path: Path) -> 
     checks = [facts.check(name, cosine_mean=0.99987, rank_correlation=0.9991, **dict.fromkeys(("perplexity", "greedy_same_median", "kl")))
               for name in ("pytorch", "onnx", "onnx-int8")]  # fmt: skip
     job = _reference(facts.made_all(*checks), adapter=None, perplexity=None, no_base="the checkpoint is a full fine-tune")
-    report = _report(job, tmp_path / "work")
+    report = report_of(job, tmp_path / "work")
     table = comparison.table(report.comparison)
     assert table.columns == ("Agreement", "Mean cosine", "Rank correlation", "Fine-tuning in it")
     assert table.rows[0][0] == "live model, fine-tuned"
@@ -61,12 +54,12 @@ def test_a_column_that_no_model_has_a_figure_for_is_left_out(tmp_path: Path) -> 
 
 def test_artifacts_of_which_no_intervals_were_measured_have_no_table(tmp_path: Path) -> None:
     job = facts.made_all(*(facts.check(name, **UNMEASURED) for name in ("pytorch", "onnx", "onnx-int8")))
-    assert _report(job, tmp_path / "work").comparison.rows == ()
+    assert report_of(job, tmp_path / "work").comparison.rows == ()
     assert "Base, live model and artifacts" not in page_of(job, tmp_path / "page")
 
 
 def test_the_place_where_an_artifact_is_farthest_is_shown_only_where_there_is_something_to_see(tmp_path: Path) -> None:
-    report = _report(facts.succeeded(), tmp_path / "work")
+    report = report_of(facts.succeeded(), tmp_path / "work")
     (found,) = comparison.partings(report)
     assert found.names == ("onnx-int8",) and (found.live, found.artifact) == (" lit", " out")
     assert found.where == "prompt 2, position 15: KL 0.31 nats" and found.before.endswith("the lamp was")
@@ -77,12 +70,12 @@ def test_the_place_where_an_artifact_is_farthest_is_shown_only_where_there_is_so
 def test_a_wrong_label_stands_apart_from_its_text_and_has_no_position(tmp_path: Path) -> None:
     worst = {"number": 102, "kl": 0.2, "position": 0, "position_kl": 0.2, "prompt": "what a day", "live": "praise", "artifact": "blame"}
     job = facts.made_all(facts.check("pytorch"), facts.check("onnx"), facts.check("onnx-int8", worst=worst))
-    (found,) = [one for one in comparison.partings(_report(job, tmp_path / "work")) if one.artifact == "blame"]
+    (found,) = [one for one in comparison.partings(report_of(job, tmp_path / "work")) if one.artifact == "blame"]
     assert (found.where, found.before) == ("KL 0.2 nats", "what a day → ")
 
 
 def test_the_differences_of_positions_stand_in_tables_with_llama_cpps_names(tmp_path: Path) -> None:
-    groups = distributions.groups(_report(facts.succeeded(), tmp_path / "work"))
+    groups = distributions.groups(report_of(facts.succeeded(), tmp_path / "work"))
     assert [group.title for group in groups] == [
         "KL divergence of a position (KLD), nats", "Change of the next token's probability (Δp)", "Choices and perplexity",
         "Mean KLD, by the probability of the live model's choice",
@@ -104,7 +97,7 @@ def test_vectors_and_numbers_have_tables_of_their_own_and_older_figures_none(tmp
     spread = {"mean": 0.9991, "standard_error": 1e-4, "maximum": 1.0, "minimum": 0.981, "percentiles": {"50": 0.9993, "1": None}}
     for given, title in (({"cosine": spread}, "Cosine"), ({"error": spread, "correlation": 0.99, "rank_correlation": None}, "Error")):
         job = facts.made_all(*(facts.check(name, statistics=given) for name in ("pytorch", "onnx", "onnx-int8")))
-        (group,) = distributions.groups(_report(job, tmp_path / title))
+        (group,) = distributions.groups(report_of(job, tmp_path / title))
         assert group.title.startswith(title) and "Rank correlation" not in group.columns
     job = facts.made_all(*(facts.check(name, statistics=None) for name in ("pytorch", "onnx", "onnx-int8")))
     assert "How the differences are distributed" not in page_of(job, tmp_path / "page")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,12 @@ from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report import schema
 from handlers.report.content import gate
 from handlers.report.content.build import build
-from handlers.report.model import Report
 from handlers.report.pages import html, readme
 from handlers.report.stage import as_json
 from tests.report import facts
+from tests.report.facts import report_of
 
-END = facts.BEGIN + timedelta(seconds=96)
 CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified, facts.withheld]
-
-
-def report_of(job: JobFacts, folder: Path) -> Report:
-    return build(facts.context(job, folder), END)
 
 
 def stored(job: JobFacts, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from handlers.report.model import Report
 from handlers.report.pages import html
 from handlers.report.stage import as_json
 from tests.report import facts
+from tests.report.facts import END
 
-END = facts.BEGIN + timedelta(seconds=96)
 PASSED = {"onnx": ArtifactPoint(verdict="passed", published=True)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ import pytest
 from daemon.contract import units
 from daemon.contract.jobs.messages import JobFacts, Verdict
 from handlers.report.advice import headline
-from handlers.report.content.build import build
 from handlers.report.content.places import local_paths, without_paths
 from handlers.report.pages import charts, html
 from tests.report import facts
 
-END = facts.BEGIN + timedelta(seconds=96)
 CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified, facts.withheld]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=http://evil.example/x onerror=alert(2)> {{ 7 * 7 }} \u202e"
@@ -67,12 +64,12 @@ class Page(HTMLParser):
 
 
 def page_of(job: JobFacts, folder: Path) -> str:
-    return html.render(build(facts.context(job, folder), END))
+    return html.render(facts.report_of(job, folder))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_the_page_is_safe_whole_for_everybody_and_says_first_what_matters_most(case: Any, tmp_path: Path) -> None:  # R4.5
-    report = build(facts.context(case(), tmp_path), END)
+    report = facts.report_of(case(), tmp_path)
     text = html.render(report)
     page = Page(text)
     assert_alone(page, text)
@@ -124,7 +121,7 @@ def test_figures_of_a_twin_and_of_rounded_weights_are_explained_where_they_are(t
                        ("text-generation", False), (None, False)]
 )  # fmt: skip
 def test_of_models_that_read_pictures_or_sounds_it_says_what_these_were(task: str | None, says: bool, tmp_path: Path) -> None:
-    report = build(facts.context(facts.succeeded(), tmp_path), END).model_copy(update={"task": task})
+    report = facts.report_of(facts.succeeded(), tmp_path).model_copy(update={"task": task})
     assert ("of the checks are made up: none of a user's own was tried, and no video" in html.render(report)) is says
 
 
@@ -180,7 +177,7 @@ def test_the_sample_in_which_an_artifact_differs_is_the_one_that_is_seen_first(t
 def test_pages_name_no_folder_of_this_machine_and_the_report_for_programs_does(tmp_path: Path) -> None:
     job = facts.rejected_int8().model_copy(update={"base": "/home/ann/some models/base", "access": "because /home/ann/runs/x is 0600"})
     job = job.model_copy(update={"checkpoint": facts.checkpoint(base_name="/home/ann/some models/base")})
-    report = build(facts.context(job, tmp_path), END)
+    report = facts.report_of(job, tmp_path)
     page = html.render(report)
     assert report.base.folder == "/home/ann/some models/base" and report.access == "because /home/ann/runs/x is 0600"
     assert not re.search(r"/home|/runs/|/var/log|some models", page)
@@ -229,7 +226,7 @@ def test_the_effect_of_the_adapter_itself_gives_the_figures_a_scale(tmp_path: Pa
 
 def test_table_and_chart_say_the_same_speed_over_pytorch(tmp_path: Path) -> None:
     job = facts.made_all(facts.check("onnx", tokens_per_second=20.0, pytorch_tokens_per_second=5.0, speed_over_pytorch=3.9))
-    report = build(facts.context(job, tmp_path), END)
+    report = facts.report_of(job, tmp_path)
     assert charts.speed_bars(report)[0].text == "20 · 3.9 × PyTorch"
     assert "4 × PyTorch" not in html.render(report)
 
@@ -240,7 +237,7 @@ def test_words_that_are_not_the_live_models_are_marked(tmp_path: Path) -> None:
 
 
 def test_the_charts_show_the_figures_to_scale(tmp_path: Path) -> None:
-    report = build(facts.context(facts.rejected_int8(), tmp_path), END)
+    report = facts.report_of(facts.rejected_int8(), tmp_path)
     base, pytorch, onnx, int8 = charts.size_bars(report)
     assert (base.kind, onnx.width, int8.kind) == ("reference", charts.ROOM, "failed")
     assert int8.width == pytest.approx(charts.ROOM * 615_423_380 / 2_395_423_380, abs=0.01) and pytorch.width > base.width

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,16 @@ from handlers.models.tasks import TASKS, Task
 from handlers.pytorch.format import FORMAT as PYTORCH
 from handlers.report import usage
 from handlers.report.advice import headline
-from handlers.report.content.build import build
 from handlers.report.pages import readme
 from tests import models
 from tests.report import facts
 
-END = facts.BEGIN + timedelta(seconds=96)
 PROMPT = "def add(a, b):\n"
 CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified, facts.withheld]
 
 
 def readme_of(job: JobFacts, folder: Path) -> str:
-    return readme.render(build(facts.context(job, folder), END))
+    return readme.render(facts.report_of(job, folder))
 
 
 def examples(text: str) -> dict[str, str]:
@@ -178,7 +175,7 @@ def test_the_example_in_a_folders_own_readme_runs_from_that_folder_alone_whateve
 
 
 def of_artifacts(job: JobFacts, folder: Path) -> dict[str, str]:
-    return readme.of_artifacts(build(facts.context(job, folder), END))
+    return readme.of_artifacts(facts.report_of(job, folder))
 
 
 def test_a_folders_own_readme_says_what_it_is_and_how_good(tmp_path: Path) -> None:
@@ -286,7 +283,7 @@ def test_only_published_artifacts_have_an_example(tmp_path: Path) -> None:
 # R4.5
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_verdict_failures_remedies_and_gaps_are_told(case: Any, tmp_path: Path) -> None:
-    report = build(facts.context(case(), tmp_path), END)
+    report = facts.report_of(case(), tmp_path)
     text = readme.render(report)
     prose = usage.Usage(report).prose
     for failure in report.failures:
@@ -300,7 +297,7 @@ def test_verdict_failures_remedies_and_gaps_are_told(case: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_no_artifact_that_nobody_ran_is_said_to_have_been_checked(checked: bool, tmp_path: Path) -> None:
-    report = build(facts.context(facts.succeeded(), tmp_path), END)
+    report = facts.report_of(facts.succeeded(), tmp_path)
     verdict = Verdict.PASSED if checked else Verdict.UNVERIFIED
     some = report.artifacts[0].model_copy(update={"verdict": verdict})
     chosen = [variant for variant in catalog().variants.values() if variant.usage is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,10 @@ from hypothesis import strategies as st
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report.advice.headline import recommend
-from handlers.report.content.build import build
 from handlers.report.model import Report
 from tests.report import facts
+from tests.report.facts import report_of
 from tests.report.test_page import Page, page_of
-
-END = facts.BEGIN + timedelta(seconds=96)
-
-
-def report_of(job: JobFacts, folder: Path) -> Report:
-    return build(facts.context(job, folder), END)
 
 
 def chosen(report: Report) -> list[tuple[str, str]]:

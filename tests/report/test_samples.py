@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from handlers.report import samples
 from handlers.report.model import Sample
 from tests.report import facts
 from tests.report.test_page import Page, page_of
-
-END = facts.BEGIN + timedelta(seconds=96)
 
 
 def row(live: str, base: str | None = None, **artifacts: str | None) -> Sample:

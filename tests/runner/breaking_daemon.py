@@ -28,7 +28,8 @@ from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.journal.rows import Message
-from daemon.operating import disk_watch, service
+from daemon.operating import service
+from daemon.operating.disks import watch
 from daemon.publishing.telling import notifier, untold
 from daemon.publishing.telling.outcome import Outcome
 from daemon.running import runner, starter
@@ -174,7 +175,7 @@ def hurry() -> None:
     notifier.FIRST_PAUSE, notifier.SAFE_SECONDS, notifier.LOOK_SECONDS, untold.PAUSE = 0.2, 1.0, 0.05, 0.5
     watcher.CHECK_SECONDS = watcher.POLL_SECONDS = 0.5
     children.UNHEARD_SECONDS, children.NO_ANSWER_SECONDS = 1.0, 10.0
-    disk_watch.FIRST_PAUSE, disk_watch.LONGEST_PAUSE, disk_watch.AGAIN_SECONDS = 0.2, 0.5, 1.0
+    watch.FIRST_PAUSE, watch.LONGEST_PAUSE, watch.AGAIN_SECONDS = 0.2, 0.5, 1.0
 
 
 def serving(say_watching: Callable[..., None], serve: Callable[[service.Daemon], None]) -> None:

@@ -19,6 +19,7 @@ from daemon.operating.integrity.fsck import examine
 from daemon.publishing import kept
 from tests.runner.conftest import ALL, STAGES_OF_ALL, STAGES_OF_ONE, Toy, artifacts, read_json
 from tests.runner.desk import Desks, done
+from tests.sampling import some
 from tests.service import Service
 
 Add = Callable[..., Path]
@@ -229,7 +230,7 @@ def test_no_other_stage_that_is_ready_starts_on_what_is_given_up_for_a_changed_b
     assert desk.order("onnx") == desk.order("pytorch") == ["run-1"]
 
 
-@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize("changes", some([True, False], of=2))
 def test_nothing_is_kept_of_a_job_whose_base_was_changed_in_the_end(
     make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path, changes: bool
 ) -> None:  # R6.1

@@ -13,7 +13,7 @@ from daemon.checkpoints.pinning.pins import held, identify
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.jobs import NewJob
-from daemon.operating import retrying
+from daemon.operating.asked import retrying
 from daemon.running import recovery
 from daemon.running.endings import tidy_job
 from daemon.running.recovery import collect_orphans

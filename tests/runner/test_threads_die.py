@@ -160,7 +160,7 @@ def test_a_thread_that_ends_at_once_when_it_is_closed_is_not_waited_for_twice() 
     assert not closing.is_alive() and owner.deaths == 0
 
 
-@pytest.mark.parametrize(("case", "outcome"), some(QUICK, of=2), ids=lambda value: value.place.name if isinstance(value, Case) else value)
+@pytest.mark.parametrize(("case", "outcome"), some(QUICK, of=4), ids=lambda value: value.place.name if isinstance(value, Case) else value)
 def test_a_thread_that_dies_recovers_or_the_daemon_ends_with_a_reason(
     tmp_path: Path, pico_checkpoint: Path, case: Case, outcome: str
 ) -> None:

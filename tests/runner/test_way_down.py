@@ -11,7 +11,6 @@ import pytest
 
 from tests.cli.test_bad_input import ckptd
 from tests.runner.conftest import Toy, read_json
-from tests.sampling import some
 
 INEXACT = "onnx-int8,onnx-int8-weight"
 MADE = ["merge", "onnx", "onnx-int8", "onnx-int8-weight", "onnx-fp16"]
@@ -71,7 +70,8 @@ def test_a_form_that_can_not_be_made_is_passed_over(make_toy: Callable[..., Toy]
     assert "use onnx-fp16" in next(one for one in report["failures"] if one["variant"] == "onnx-int8")["remedy"]
 
 
-@pytest.mark.parametrize("place", some(["before.reconfigure", "after.reconfigure"], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["before.reconfigure", "after.reconfigure"])
 def test_a_daemon_killed_at_a_step_down_goes_on_there(make_toy: Callable[..., Toy], pico_checkpoint: Path, place: str) -> None:  # R6.5
     toy = start(make_toy, pico_checkpoint)
     toy.start(fault=place)

@@ -17,7 +17,8 @@ from daemon.cli.views.markup import say_error
 from daemon.config.loading import load
 from daemon.config.places.paths import prepare
 from daemon.contract.faults.errors import CkptdError, from_oserror
-from daemon.operating import disk_watch, service
+from daemon.operating import service
+from daemon.operating.disks import watch
 from daemon.operating.log import logs
 from daemon.running.attempts.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
@@ -28,7 +29,7 @@ TOY = (sys.executable, "-m", "tests.runner.toy_handlers")
 def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExecutor) -> None:
     """Serve by this configuration until told to stop. `executor`: makes what runs the attempts, of their command."""
     if longest := os.environ.get("TOY_LONGEST_PAUSE"):
-        disk_watch.FIRST_PAUSE = disk_watch.LONGEST_PAUSE = float(longest)
+        watch.FIRST_PAUSE = watch.LONGEST_PAUSE = float(longest)
     if every := os.environ.get("TOY_JOURNAL_CARE"):
         service.INTEGRITY_SECONDS = service.BACKUP_SECONDS = float(every)
     try:

@@ -91,5 +91,6 @@ def test_a_whole_model_under_a_name_that_a_download_may_have_is_listed_and_not_t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_six_hundred_loops_of_ones_own_are_taken_whole_and_in_order(tmp_path: Path) -> None:
     assert sweep(tmp_path, range(QUICK, QUICK + MANY)) == {}

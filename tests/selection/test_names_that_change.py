@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.pinning.pins import identify
+from daemon.operating.asked.retrying import retry_job
 from daemon.operating.monitoring.explain import CheckpointExplanation, explain
-from daemon.operating.retrying import retry_job
 from tests.detection.helpers import change_weights, copy_of, plain_adapter
 from tests.selection.conftest import Desks
 

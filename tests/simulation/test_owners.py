@@ -49,7 +49,7 @@ def play(numbers: Iterable[int], counts: Counter[str] | None = None) -> dict[int
 
 def test_of_several_daemons_with_one_output_none_replaces_what_another_one_owns_and_nothing_is_lost() -> None:
     counts = Counter[str]()
-    assert play(seeds(0, 5), counts) == {}
+    assert play(seeds(0, 3), counts) == {}
     assert SEED or min(counts[name] for name in COUNTED) > 3, f"the histories hold too little to be a test: {counts}"
 
 
@@ -58,25 +58,26 @@ def test_many_more_histories_break_no_invariant() -> None:
     assert play(seeds(50_000, 30)) == {}
 
 
-def violations(first: int = 0, count: int = 6) -> str:
-    return "\n".join(line for said in play(range(first, first + count)).values() for line in said)
+def found(words: str, first: int = 0, count: int = 6) -> bool:
+    """Whether one of a few histories finds it."""
+    return any(words in line for seed in range(first, first + count) for said in play([seed]).values() for line in said)
 
 
 def test_an_output_without_owners_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "owned", lambda *_: nullcontext())
-    assert "had published" in violations()
+    assert found("had published")
 
 
 @pytest.mark.slow
 def test_a_publication_that_deletes_whatever_was_there_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "retire", lambda folder, known, target: swap.remove_any(folder))
-    assert "notes are left" in violations()
+    assert found("notes are left")
 
 
 @pytest.mark.slow
 def test_a_publication_that_takes_all_for_its_own_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "look", lambda place, name, records: _all_is_ours(place))
-    assert "notes are left" in violations()
+    assert found("notes are left")
 
 
 def _all_is_ours(place: Path) -> Looked | None:

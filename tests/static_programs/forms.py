@@ -11,7 +11,6 @@ import pytest
 
 from handlers.child.progress import StageOutput
 from handlers.static_programs import description
-from handlers.static_programs.options import StaticOptions
 from handlers.static_programs.published.feeding import Text, crossed, one_pass
 from handlers.static_programs.session import ProgramSession
 from tests import stages
@@ -21,7 +20,7 @@ from tests.sharing import shared
 
 def programs(model: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
     """The programs of a model, taken for a merged one, and what the stage says."""
-    return stages.make("static-programs", model, work, StaticOptions(**options))
+    return stages.make("static-programs", model, work, **options)
 
 
 def tiny(factory: pytest.TempPathFactory) -> tuple[Path, Path]:

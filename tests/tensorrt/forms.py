@@ -13,7 +13,6 @@ from typing import Any
 from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
 from handlers.onnx.options import OnnxOptions
-from handlers.tensorrt.options import TensorRtOptions
 from tests import stages
 from tests.merge import helpers
 
@@ -31,7 +30,7 @@ def onnx(model: Path, work: Path, opset: int = 18, **options: Any) -> Path:
 
 def make(variant: str, source: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
     """The folder that a stage makes of the folder of what it needs, and what it says."""
-    return stages.make(variant, source, work, TensorRtOptions(**{"max_tokens": 128, "optimal_tokens": 16, **options}))
+    return stages.make(variant, source, work, **{"max_tokens": 128, "optimal_tokens": 16, **options})
 
 
 def verified(folder: Path, *words: str, backend: str = "onnxruntime", python: Path | str = sys.executable) -> tuple[int, dict[str, Any]]:

@@ -236,7 +236,7 @@ def impatient() -> Iterator[BoundedProcess]:
     ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content.__class__.__mro__ }}", "{{ 1 / 0 }}",
      "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "{{ 'a' * 10 ** 10 }}",
      "{% macro m() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endmacro %}{{ m() }}",
-     "{{ [[0] * 10 ** 8] | string }}", "{% for %}"],
+     pytest.param("{{ [[0] * 10 ** 8] | string }}", marks=pytest.mark.slow), "{% for %}"],
 )  # fmt: skip
 def test_a_template_that_refuses_or_misbehaves_leaves_its_rows_out_with_the_reason(
     template: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: BoundedProcess

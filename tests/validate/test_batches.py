@@ -205,6 +205,26 @@ def test_the_longest_text_and_no_other_is_decoded_as_a_deployment_does(prompts: 
         assert engine.calls.count((1, 1)) in ((8, 9) if alone else (0, 1))  # the pass over a prompt of one token is of that shape too
 
 
+@given(st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 99))
+def test_texts_that_are_drawn_side_by_side_are_those_that_are_drawn_alone(prompts: list[list[int]], seed: int) -> None:
+    for kind in (Toy, Blind, Single):  # no row is padded, and a model that takes one row alone gets one
+        drawn = CausalDriver(kind()).sampled(prompts, 12, seed)
+        assert drawn == [CausalDriver(Toy()).sampled([ids], 12, seed + row)[0] for row, ids in enumerate(prompts)]
+        assert all(len(text) == 12 or text[-1] == END for text in drawn) and not any(END in text[:-1] for text in drawn)
+    together = Toy()
+    texts = CausalDriver(together).sampled(prompts, 12, seed)
+    assert len(together.calls) == max(map(len, texts)) and {rows for rows, _ in together.calls} == {len(prompts)}
+
+
+def test_what_is_drawn_is_one_of_the_most_likely_tokens_by_their_probabilities() -> None:
+    logits = np.log(np.concatenate([[0.6, 0.3, 0.1], np.full(400, 1e-9)])).astype(np.float32)[::-1]
+    drawn = [decoding.drawn(seed)(logits) for seed in range(2000)]
+    shares = [drawn.count(len(logits) - 1 - place) / len(drawn) for place in range(3)]
+    assert np.allclose(shares, [0.6, 0.3, 0.1], atol=0.05)
+    flat = {decoding.drawn(seed)(np.arange(400, dtype=np.float32) / 1e6) for seed in range(2000)}
+    assert flat == set(range(400 - decoding.DRAWN_FROM, 400))
+
+
 @pytest.mark.parametrize(("kind", "limit", "passes"), [(Copying, 1024, 1), (Copying, 23, 3), (Toy, 1024, 3)])
 def test_prompts_are_passed_once_where_their_cache_can_be_kept(
     kind: type[Toy], limit: int, passes: int, monkeypatch: pytest.MonkeyPatch

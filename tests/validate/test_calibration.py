@@ -69,7 +69,7 @@ def test_only_plans_with_a_form_that_is_calibrated_have_the_stage() -> None:
 @given(st.integers(0, 2**31), st.lists(st.floats(-30, 30), min_size=1, max_size=200))
 def test_a_drawn_token_is_one_of_the_most_likely_ones(seed: int, logits: list[float]) -> None:
     values = np.array(logits, np.float32)
-    first = [drawn(seed)(values, []) for _ in range(2)]
+    first = [drawn(seed)(values) for _ in range(2)]
     assert first[0] == first[1]
     assert (values > values[first[0]]).sum() < DRAWN_FROM
 

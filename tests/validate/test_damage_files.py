@@ -47,7 +47,7 @@ def test_sound_files_pass(kind: str, bank: Bank, benches: dict[str, Bench], tmp_
     assert check.verdict is Verdict.PASSED, check.reasons
 
 
-@pytest.mark.parametrize(("case", "kind"), some(ALL, of=37), ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(("case", "kind"), some(ALL, of=74), ids=lambda value: value if isinstance(value, str) else value.name)
 def test_each_damage_is_caught_by_its_words_or_changes_nothing(
     case: Case, kind: str, bank: Bank, benches: dict[str, Bench], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

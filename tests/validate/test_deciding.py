@@ -17,7 +17,9 @@ from handlers.validate.arithmetic.bounds import ERROR, looks
 from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.arithmetic.fine_tuning import FineTuning
 from handlers.validate.checks.examination import Examination
+from handlers.validate.checks.live.rounded import Beside
 from handlers.validate.deciding import Look, decide, kept
+from handlers.validate.engines.task_profile import LANGUAGE_MODEL
 from handlers.validate.verdict import judge
 from tests.validate.test_verdicts import AT_THE_LIMITS
 
@@ -131,8 +133,16 @@ class _Ready(Examination):
         return self.given
 
 
-def _judged(figures: dict[str, Any], texts: Any, undecided: Undecided = "figure") -> Any:
-    examination = _Ready(CheckFigures(**NEAR | {"texts": 6} | figures))
+def _judged(
+    figures: dict[str, Any],
+    texts: Any,
+    undecided: Undecided = "figure",
+    beside: Beside | None = None,
+    kl: float = 1.0,
+    weighed: bool = False,
+) -> Any:
+    """`kl`: of the base."""
+    examination = _Ready(CheckFigures(**NEAR | {"texts": 6} | figures), base=Likeness(kl=kl), beside=beside, weighed=weighed)
     examination.given = dict(texts)
     return judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS, undecided)
 
@@ -167,6 +177,43 @@ def test_a_share_of_the_fine_tuning_that_is_unproved_is_not_called_too_small() -
     assert reason.startswith("share of the fine-tuning 0.813, certainly between ") and reason.endswith("so it counts as missed)")
 
 
+def test_where_the_weights_are_proved_they_decide_a_share_that_is_hidden_in_the_rounding() -> None:
+    figures = {"fine_tuning": 0.6, "distance_from_live": 0.1, "distance_from_base": 0.1, "kl": 0.01, "twin_error": 1e-6}
+    open_share = {"fine_tuning": [(0.0, 1.0), (1.8, 1.0), (0.2, 1.0), (0.4, 1.0)]}
+    check = _judged(figures, open_share, kl=0.001)
+    (note,) = (note for note in check.figures["notes"] if note.startswith("share of the fine-tuning 0.6, certainly between "))
+    assert check.verdict is Verdict.PASSED and "4 prompts do not decide it" in note and "as far as these bits hold it" in note
+    assert {row["limit"]: row["outcome"] for row in check.figures["decisions"]}["fine_tuning"] == "passed"
+    assert _judged(figures, open_share, kl=0.1).verdict is Verdict.FAILED, "the fine-tuning changes more than rounding does"
+    assert _judged(figures | {"twin_error": None}, open_share, kl=0.001).verdict is Verdict.FAILED, "nothing is proved"
+    weighed = _judged(figures | {"twin_error": None}, open_share, kl=0.001, weighed=True)
+    assert weighed.verdict is Verdict.PASSED, "weights that were compared without a twin prove it too"
+    lost = {"fine_tuning": [(0.01, 1.0), (0.012, 1.0), (0.011, 1.0), (0.01, 1.0)]}
+    assert _judged(figures | {"fine_tuning": 0.011}, lost, "accept", kl=0.001).verdict is Verdict.FAILED, "the texts decide it"
+
+
+def test_where_limits_may_be_kept_beside_either_of_two_models_each_has_half_of_the_error() -> None:
+    figures, texts = Likeness(kl=0.01, error_max=1.0), {"kl": _texts([0.008, 0.01, 0.012, 0.009])}
+    one, two = (_decision("kl", decide(figures, Look(texts, ways=ways), LIMITS)) for ways in (1, 2))
+    assert one.high is not None and two.high is not None and two.high > one.high and two.low == one.low
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_of_experts_bounds_beside_the_rounded_model_decide(sound: bool) -> None:
+    """Beside the live model as it is, an error is beyond the limit for certain; beside the rounded one all is near, or nobody knows."""
+    random, beside = np.random.default_rng(4), Beside(LANGUAGE_MODEL, 1.0)
+    for number in range(6):
+        rows, factor = random.normal(0, 1, (50, 40)).astype(np.float32), 0.4 if number == 0 and not sound else 0.01
+        beside.add(rows, rows + factor * random.normal(0, 1, rows.shape).astype(np.float32), [])
+    given = {"error_max": 9.0, "rounded": beside.figures().given}
+    checks = [_judged(given, {"kl": _texts([0.01] * 6)}, wins, beside) for wins in ("accept", "reject")]
+    assert [check.verdict for check in checks] == [Verdict.PASSED, Verdict.PASSED if sound else Verdict.FAILED]
+    outcomes = {row["limit"]: row["outcome"] for row in checks[0].figures["decisions"]}
+    assert outcomes == {"kl": "passed" if sound else "undecided", "agreement": outcomes["agreement"], "error": "passed"}
+    asked_once = any("because the live model with rounded experts is asked once" in note for note in checks[0].figures["notes"])
+    assert asked_once is not sound and any("choose other experts" in note for note in checks[0].figures["notes"])
+
+
 def test_one_text_decides_nothing_and_pieces_of_a_text_are_one() -> None:
     random, comparison = np.random.default_rng(0), Comparison()
     for _ in range(5):
@@ -176,6 +223,20 @@ def test_one_text_decides_nothing_and_pieces_of_a_text_are_one() -> None:
     decisions = decide(figures, Look(comparison.by_limit()), LIMITS)
     assert figures.texts == 1 and _decision("kl", decisions).texts == 1
     assert _decision("kl", decisions).outcome == "undecided" and kept(_decision("kl", decisions), "figure")
+
+
+@pytest.mark.parametrize("rows", [1, 12], ids=["a vector of each text", "vectors of each text"])
+@pytest.mark.parametrize(("noise", "outcome"), [(1e-3, "passed"), (0.0, "passed"), (3.0, "failed"), (0.5, "undecided")])
+def test_vectors_that_are_nowhere_near_to_others_agree_and_others_are_counted(rows: int, noise: float, outcome: str) -> None:
+    random, comparison = np.random.default_rng(3), Comparison("vector")
+    for _ in range(8 if rows > 1 else 40):
+        mine = random.normal(0, 1, (rows, 16)).astype(np.float32)
+        comparison.add(mine, mine + noise * random.normal(0, 1, mine.shape).astype(np.float32))
+    figures, limits = comparison.figures(1.0), Thresholds(agreement=0.99, kl=0.05, error=100.0)
+    decision = _decision("agreement", decide(figures, Look(comparison.by_limit()), limits))
+    assert decision.outcome == outcome, decision
+    apart, mistakable = (sum(part for part, _ in comparison.by_limit()[name]) for name in ("agreement", "mistakable"))
+    assert figures.positions - apart <= mistakable
 
 
 def test_the_share_of_the_fine_tuning_over_texts_is_the_figure() -> None:

@@ -60,6 +60,12 @@ KINDS: dict[str, tuple[Make, dict[str, Any], dict[str, Any], str]] = {
     "written in fp32": (_lora, {}, {}, "float32"),
     "from bf16 to fp16": (_lora, {}, {}, "float16"),
     "an embedding": (_lora, {"tie_word_embeddings": False}, {"target_modules": ["q_proj", "embed_tokens"]}, "base"),
+    "an embedding from bf16 to fp16": (
+        _lora, {"tie_word_embeddings": False}, {"target_modules": ["q_proj", "embed_tokens"], "copies": False}, "float16",
+    ),
+    "an embedding of a base in fp32": (
+        _lora, {"tie_word_embeddings": False, "dtype": "float32"}, {"target_modules": ["q_proj", "embed_tokens"]}, "bfloat16",
+    ),
     "saved tied modules": (_lora, {}, {"modules_to_save": ["embed_tokens", "lm_head"]}, "base"),
     "trained tokens": (_lora, {}, {"trainable_token_indices": [5, 6]}, "base"),
     "PiSSA": (_lora, {}, {"init_lora_weights": "pissa"}, "base"),

@@ -21,6 +21,7 @@ from handlers.validate import reading_on, record
 from handlers.validate.checks.live.further import FurtherTexts
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
+from handlers.validate.workers.protocol import Continue
 from tests.validate.conftest import LIMITS, Validate, Validated, attempt, context_of
 
 QUICK: dict[str, Any] = {"samples": 2, "new_tokens": 6, "speed_tokens": 0, "long_tokens": 0}
@@ -123,8 +124,16 @@ def live(validated: Validated, pico_base: Path, pico_checkpoint: Path, tmp_path_
         yield FurtherTexts(worker, reference, (), apart, True, folder, room=40)
 
 
-def test_without_a_data_set_the_live_model_writes_texts_that_are_all_new(live: FurtherTexts) -> None:
+def test_without_a_data_set_the_live_model_writes_texts_that_are_all_new(live: FurtherTexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, written = EngineWorker.ask, list[Continue]()
+
+    def noted(worker: EngineWorker, request: Any, **options: Any) -> Any:
+        written.extend([request] if isinstance(request, Continue) else [])
+        return ask(worker, request, **options)
+
+    monkeypatch.setattr(EngineWorker, "ask", noted)
     samples = [sample for group in live.answered(12, lambda share, what: None) for sample in group]
+    assert len(written) == 1 and len({len(ids) for ids in written[0].prompts}) == 1, "all of them side by side, and without padding"
     texts = [sample.text for sample in samples]
     assert len(samples) == 12 == len({*texts}) and {*texts}.isdisjoint({*BUILT_IN, *FURTHER})
     assert all(2 < len(sample.ids) <= 40 and sample.tokens == [] and sample.keep == list(range(len(sample.ids))) for sample in samples)

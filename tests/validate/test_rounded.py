@@ -63,6 +63,8 @@ def test_a_sound_merge_is_nearer_to_the_live_model_that_was_rounded_too_and_pass
     check = bench.check("pytorch", folder / "merged")
     assert check.verdict is Verdict.PASSED, check.reasons
     assert check.figures["rounded"]["kl"] < check.figures["kl"] / 2
+    assert {row["outcome"] for row in check.figures["decisions"]} == {"passed"}
+    assert {row["limit"] for row in check.figures["decisions"] if row["texts"]} >= {"kl", "agreement", "perplexity"}
 
 
 def _scale(part: str, factor: float) -> Callable[[dict[str, Any]], None]:
@@ -83,6 +85,59 @@ def test_what_rounding_does_not_do_still_fails(change: Any, folder: Path, bench:
     check = bench.check("pytorch", target)
     assert check.verdict is Verdict.FAILED
     assert any("above the limit" in reason for reason in check.reasons), check.reasons
+
+
+def _noise(tensors: dict[str, Any]) -> None:
+    import torch
+
+    chosen = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if ".layers." in name and tensors[name].ndim > 1]:
+        mine = tensors[name].float()
+        tensors[name] = (mine + 0.003 * mine.std() * torch.randn(mine.shape, generator=chosen)).to(tensors[name].dtype)
+
+
+def _shifted(tensors: dict[str, Any]) -> None:
+    for name in [name for name in tensors if "norm" in name]:
+        tensors[name] = tensors[name] + 0.03
+
+
+@pytest.mark.parametrize("change", [_noise, _shifted, None])
+def test_a_faulty_merge_of_stacked_experts_that_is_within_all_other_limits_fails(
+    change: Any, folder: Path, bench: Bench, tmp_path: Path
+) -> None:
+    target = shutil.copytree(folder / "merged", tmp_path / "damaged")
+    if change is None:
+        zoo.edit_json(target / "config.json", rms_norm_eps=1e-4)
+    else:
+        sabotage.edit_tensors(target, change)
+    check = bench.check("pytorch", target)
+    assert check.verdict is Verdict.FAILED
+    assert any("the merge is not the one that PEFT makes" in reason for reason in check.reasons), check.reasons
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_merge_of_stacked_experts_is_faithful_whatever_was_rounded_before_the_sum(dtype: str, folder: Path, tmp_path: Path) -> None:
+    """PEFT rounds their deltas to the base's 16 bits first; a merge in fp32 has other weights, and is as right."""
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    (checkpoint,) = (folder / "run").iterdir()
+    adapter, made = shutil.copytree(checkpoint, tmp_path / "adapter"), {}
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file({name: 3 * tensor if "lora_B" in name else tensor for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
+    for name in ("bfloat16", "float32"):
+        model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=getattr(torch, name))
+        merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().to(torch.bfloat16)
+        made[name] = shutil.copytree(folder / "merged", tmp_path / name)
+        merged.save_pretrained(tmp_path / "saved")
+        shutil.copyfile(tmp_path / "saved" / "model.safetensors", made[name] / "model.safetensors")
+    assert len({(made[name] / "model.safetensors").read_bytes() for name in made}) == 2
+    bench = measured(adapter, folder / "base", made[dtype], tmp_path / "scratch", merging=True)
+    assert bench.check("pytorch", made[dtype]).figures["merge_error"] < rounded.FAITHFUL / 5
+    sample = bench.reference.samples[0]
+    assert sample.merged is not None and sample.once is not None
 
 
 def test_an_adapter_that_peft_merges_into_another_model_has_no_rounded_answers(folder: Path, bench: Bench, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_sound_artifacts_of_the_models_pass(variant: str, lab: Lab, bench: Bench
     assert not any("grow" in note or "blind" in note for note in check.figures["notes"]), check.figures["notes"]
 
 
-@pytest.mark.parametrize(("case", "variant"), some(CASES, of=32), ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(("case", "variant"), some(CASES, of=64), ids=lambda value: value if isinstance(value, str) else value.name)
 def test_each_sabotage_is_caught_with_its_reason(case: Sabotage, variant: str, lab: Lab, bench: Bench, tmp_path: Path) -> None:
     with FileLock(lab.folder / "lock"):
         lab.made(case.source, variant), lab.source(variant)

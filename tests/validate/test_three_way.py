@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import Verdict
 from handlers.validate import record
@@ -28,7 +27,6 @@ from handlers.validate.verdict import judge
 from tests.validate.bench import measured
 from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS
 
-SPREAD = Thresholds(agreement=0.85, kl=0.05, error=2.0)
 NEAR = {"agreement": 0.95, "kl": 0.01, "error_max": 1.0}
 
 

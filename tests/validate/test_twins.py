@@ -55,7 +55,7 @@ def test_a_sound_form_is_the_model_that_its_own_weights_give(form: str, lab: Lab
     assert answer.padding is None or answer.padding < STRUCTURE / 5
 
 
-@pytest.mark.parametrize(("damage", "form"), some(CASES, of=75), ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(("damage", "form"), some(CASES, of=150), ids=lambda value: value if isinstance(value, str) else value.name)
 def test_each_damage_is_caught_with_its_reason_or_is_harmless(damage: Damage, form: str, lab: Lab, tmp_path: Path) -> None:
     answer = answered(lab, form, damage.apply(_made(lab, form), tmp_path / "damaged"))
     told = reasons(answer)

@@ -99,7 +99,6 @@ def test_the_divergence_and_the_agreement_are_those_of_the_formulas() -> None:
     assert figures.agreement == 0.5 and figures.positions == 2
     assert figures.error_max is not None
     assert figures.error_max_absolute == pytest.approx(4 + math.log(2), rel=1e-5) == 2 * figures.error_max
-    assert summary.worst_position == 0
 
 
 @given(st.lists(st.lists(st.floats(-50, 50), min_size=3, max_size=3), min_size=1, max_size=40))

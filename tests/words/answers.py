@@ -23,11 +23,11 @@ from pydantic import BaseModel
 from daemon.cli.export import ExportedJob
 from daemon.cli.parser.groups import RENAMED
 from daemon.contract.delivering.orders import Listed
-from daemon.contract.jobs.benchmark import Bench
-from daemon.contract.jobs.conversion import Conversion
-from daemon.contract.jobs.recheck import Rechecked
+from daemon.contract.jobs.processes.benchmark import Bench
+from daemon.contract.jobs.processes.conversion import Conversion
+from daemon.contract.jobs.processes.recheck import Rechecked
 from daemon.journal.letters import Letter
-from daemon.operating.by_hand import ByHand
+from daemon.operating.asked.by_hand import ByHand
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison

@@ -24,7 +24,7 @@ from daemon.contract.language.recorded import translated_text
 from daemon.contract.language.templates import Template, templates
 from tests.words.recorded import translations
 
-WORLDS = 400
+WORLDS = 200
 """Texts of each test."""
 MOST = 200
 """Characters of a template: sentences of several longer ones are cut where they are shown."""

@@ -11,7 +11,7 @@ from daemon.config.places.paths import prepare
 from daemon.contract.disk import own_folders
 from daemon.contract.disk.own_folders import is_still, own
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError
-from daemon.contract.jobs.elsewhere import ORDERS
+from daemon.contract.jobs.processes.elsewhere import ORDERS
 from daemon.publishing.kept import OutputCache
 from daemon.running.attempts.result_file import examine
 from handlers.__main__ import _refuse_another_folder

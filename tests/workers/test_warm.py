@@ -366,6 +366,20 @@ def test_an_attempt_waits_for_one_that_is_loading_and_not_for_one_that_died(quic
         wait(one)
 
 
+def test_an_attempt_without_pytorch_waits_for_what_is_loading_and_has_nothing_started(quick: None, tmp_path: Path) -> None:
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})
+    executor, context = LocalExecutor(), make_context(tmp_path, entry="beats").model_copy(update={"stage": "onnx-int8"})
+    assert not executor.getting_ready(context, bounds) and not warm._all
+    warm.get_ready(warm.kind_of("light", context.limits, environment()), 60, 0)
+    assert executor.getting_ready(context, bounds)
+    end = time.monotonic() + 60
+    while executor.getting_ready(context, bounds):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (source,) = warm._all
+    assert source.ready
+
+
 def test_no_attempt_waits_longer_than_loading_may_take(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})
     monkeypatch.setattr(warm, "LOADING_SECONDS", 0.0)
@@ -493,6 +507,7 @@ def test_an_attempt_that_needs_one_library_is_forked_before_the_others_are_loade
     context = merge.model_copy(update={"result": str(folder / "result.json")})
     worker = Worker(Order(context, folder, bounds))
     assert isinstance(worker.process, warm.Forked) and procfs.entry(worker.process.pid).parent == source.process.pid
+    assert [other.kind.libraries for other in warm._all] == ["torch", "light"], "which is loaded beside the rest"
     until(worker, lambda: worker._heard > worker.started)
     worker.hurry()
     assert wait(worker).outcome is Outcome.INTERRUPTED

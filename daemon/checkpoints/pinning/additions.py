@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from daemon.checkpoints.files import Fingerprint, fingerprint
 from daemon.checkpoints.inspection import Inspection, inspect
@@ -24,14 +25,17 @@ from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
 from daemon.checkpoints.models.base_models import find_base
 from daemon.checkpoints.names import ADAPTERS, step_of
 from daemon.checkpoints.pinning.pins import Moved, PinRules, identify, make_pin
-from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
 from daemon.contract.disk import away
 from daemon.contract.disk.answers import ask
 from daemon.contract.disk.files import fsync_directory
 from daemon.contract.faults.errors import Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ADDITIONS, Addition
-from daemon.system.episodes import Away
+
+if TYPE_CHECKING:
+    from daemon.config.known import AnyBases, AnyMerge
+    from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
+    from daemon.system.episodes import Away
 
 _OPERATION = "merge an adapter beside the checkpoint's own"
 FULL = "full"
@@ -169,7 +173,7 @@ def _twice(pin: Path, folder: Path, path: Path, before: Sequence[Addition]) -> l
     return []
 
 
-def _refuse_whole_model(wanted: MergeSettings, checkpoint: Inspection) -> None:
+def _refuse_whole_model(wanted: AnyMerge, checkpoint: Inspection) -> None:
     if checkpoint.method == FULL and (wanted.add or wanted.weight != 1):
         what = "merge.add" if wanted.add else "merge.weight"
         raise Permanent(
@@ -220,7 +224,7 @@ def _pin(path: Path, checkpoint: Inspection, bases: BaseModelSettings, folder: P
     return warnings
 
 
-def problems_of(wanted: MergeSettings, bases: BaseModelSettings, checkpoint: Inspection | None = None) -> list[str]:
+def problems_of(wanted: AnyMerge, bases: AnyBases, checkpoint: Inspection | None = None) -> list[str]:
     """Why adapters of `merge.add` can't be merged beside a checkpoint (None: any that has an adapter), as sentences."""
     try:
         if checkpoint is not None:
@@ -239,7 +243,7 @@ def problems_of(wanted: MergeSettings, bases: BaseModelSettings, checkpoint: Ins
     return problems
 
 
-def _look(path: Path, checkpoint: Inspection | None, bases: BaseModelSettings) -> tuple[Fingerprint, list[str]]:
+def _look(path: Path, checkpoint: Inspection | None, bases: AnyBases) -> tuple[Fingerprint, list[str]]:
     """The state of an adapter that can be used, and what has to be said about it. Permanent for another; OSError."""
     seen = fingerprint(path)
     inspection = inspect(path)
@@ -290,7 +294,7 @@ def _check(inspection: Inspection) -> None:
         )
 
 
-def _check_base(adapter: Inspection, checkpoint: Inspection, bases: BaseModelSettings) -> list[str]:
+def _check_base(adapter: Inspection, checkpoint: Inspection, bases: AnyBases) -> list[str]:
     """Raise Permanent for an adapter over another base; warn where its base is not found. The merge compares the shapes anyway."""
     mine, its = checkpoint.base_name or "", adapter.base_name or ""
     if mine == its:
@@ -312,7 +316,7 @@ def _check_base(adapter: Inspection, checkpoint: Inspection, bases: BaseModelSet
     return []
 
 
-def _folder(name: str, revision: str | None, bases: BaseModelSettings) -> Path | None:
+def _folder(name: str, revision: str | None, bases: AnyBases) -> Path | None:
     try:
         return find_base(name, revision, bases.search, bases.map)
     except Permanent:

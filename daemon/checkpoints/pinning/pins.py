@@ -21,10 +21,10 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Fingerprint, fingerprint, look_at
 from daemon.config.places.paths import Paths
-from daemon.config.settings import PinSettings
 from daemon.contract import units
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import clone, fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
@@ -33,6 +33,10 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import BESIDE, BESIDE_STATES
 from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_INODES, free_inodes
+from daemon.system.processes.seats import SEATS
+
+if TYPE_CHECKING:
+    from daemon.config.settings import PinSettings
 
 COPY_LIMIT = 1 << 30
 """Files up to this many bytes are copied where they can't be reflinked."""
@@ -130,10 +134,11 @@ def make_pin(
         if left := _left_out(checkpoint, {name.partition("/")[0] for name in look.names}):
             (target / LEFT_OUT).write_text(json.dumps(left), encoding="utf-8")
         names = {*look.names, *(path.name for path in borrowed), ACCESS, *([LINKED] if linked else []), *([LEFT_OUT] if left else [])}
-        for name in sorted(names):
-            fsync_file(target / name)
-        for folder in {target, *((target / name).parent for name in names if "/" in name)}:
-            fsync_directory(folder)  # once for all its names: nobody reads this pin before it has a job's name
+        with SEATS.left():
+            for name in sorted(names):
+                fsync_file(f"{target}/{name}")
+            for folder in {target, *((target / name).parent for name in names if "/" in name)}:
+                fsync_directory(folder)  # once for all its names: nobody reads this pin before it has a job's name
         failpoints.point("pin.made")
     except FileNotFoundError as error:
         remove_tree(target)
@@ -248,6 +253,8 @@ class _Copies:
         """Those of the pin that are there."""
         self._plain = set[Path]()
         """Those into which a file could not be reflinked: to try it with each costs two opened files and a name."""
+        self._counted = set[Path]()
+        """Those whose file system has inodes left."""
 
     def snapshot(self, source: Path, target: Path) -> bool:
         """Put one file into the pin; says whether it shares its bytes with the trainer's."""
@@ -275,13 +282,15 @@ class _Copies:
                 "free space there, set pin.directory to a larger disk or to the checkpoint's disk, or lower limits.disk_reserve",
                 path=target.parent,
             )  # fmt: skip
-        inodes = free_inodes(target.parent)
-        if inodes is not None and inodes < LEAST_INODES:
-            raise Retryable(
-                FaultCode.DISK_NOW, "pin the checkpoint",
-                f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it has too many files",
-                "delete files there, or set pin.directory to another disk", path=target.parent,
-            )  # fmt: skip
+        if folder not in self._counted:
+            inodes = free_inodes(folder)
+            if inodes is not None and inodes < LEAST_INODES:
+                raise Retryable(
+                    FaultCode.DISK_NOW, "pin the checkpoint",
+                    f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it has too many files",
+                    "delete files there, or set pin.directory to another disk", path=folder,
+                )  # fmt: skip
+            self._counted.add(folder)
         shutil.copyfile(source, target)
         return False
 

@@ -7,7 +7,6 @@ is needed, and with `--keep` everything that was said can be read afterwards. Li
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -18,16 +17,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemon.contract.parent import end_with_parent
 from daemon.contract.values import Json
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 LAST_LINES = 12
 _STRIPPED = ("CKPTD_", "EXPORT_", "NOTIFY_SOCKET", "WATCHDOG_", "STATE_DIRECTORY", "RUNTIME_DIRECTORY")
 
 
 def _die_with(parent: int) -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it died before this was asked for
         os._exit(1)
 

@@ -91,7 +91,7 @@ class _AsItIs:
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
         """The value; by typer's own way, which checks it, for all but texts, paths that may be anything, and what is not given."""
         kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
-        if value is None or (isinstance(value, str) and kind is str):
+        if value is None or (type(value) is kind and kind in (str, int)):  # a number is a default; words are still to be read
             return value
         if kind == list[str] and isinstance(value, tuple | list) and all(isinstance(part, str) and is_text(part) for part in value):
             return list(value)

@@ -11,7 +11,7 @@ from daemon.cli.views.layout import Cell, Column, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract import units
-from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
+from daemon.contract.jobs.processes.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 from daemon.contract.language.lists import after_each_other, bracketed, clauses, percent, sentences
 from daemon.operating.log.wrapping import width_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from daemon.cli.views.layout import hanging
 from daemon.cli.views.markup import terminal
 from daemon.contract import units
-from daemon.contract.jobs.conversion import Conversion
+from daemon.contract.jobs.processes.conversion import Conversion
 from daemon.contract.language.catalog import translated, translated_plural, translated_text
 from daemon.contract.language.lists import labelled, names
 from daemon.operating.log.wrapping import width_of

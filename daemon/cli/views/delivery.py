@@ -15,7 +15,7 @@ from daemon.operating.log.wrapping import width_of
 
 if TYPE_CHECKING:
     from daemon.contract.delivering.orders import Listed
-    from daemon.operating.by_hand import ByHand
+    from daemon.operating.asked.by_hand import ByHand
 
 _COLUMNS = (
     Column("version", least=12), Column("run", least=6), Column("step", least=5, right=True), Column("written", least=8),
@@ -42,6 +42,9 @@ def say_row(row: ByHand, *, runs: bool) -> None:
     elif row.state == "delivered":
         line = translated("{job} lies at {target}: {place} (version {version})").format(**values)
         say(line if row.entered else f"{line}; {translated('--again delivers it once more')}")
+    elif row.state == "waiting" and row.problem and row.retry_at is not None and runs:
+        line = translated("{job} does not lie at {target} yet, and is tried again at {time}")
+        say(labelled(line.format(**values, time=local_time(row.retry_at, "seconds")), translated_text(row.problem)))
     elif row.state == "waiting" or (row.state == "running" and not runs):
         line = (
             translated("{job} is in the queue for {target}; `ckptd show {job}` says how far it is.") if runs

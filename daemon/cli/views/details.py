@@ -18,7 +18,7 @@ from daemon.contract.language.catalog import to_translate, translated, translate
 from daemon.contract.language.lists import bracketed, labelled, names
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
-from daemon.operating.wording.exports import carrying, commands, pace, retry_helps, trouble_of
+from daemon.operating.wording.exports import carrying, commands, open_limits, pace, retry_helps, trouble_of
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import AttemptStatus, JobDetails, StageStatus
@@ -70,7 +70,7 @@ def _stages(job: JobDetails, width: int | None) -> list[Text]:
     rows = [
         [
             Cell(stage.name), Cell(translated(stage.state), STATE_STYLE.get(stage.state, "")),
-            Cell("–" if _reused(stage) else str(stage.attempts)),
+            Cell("–" if stage.is_reused else str(stage.attempts)),
             Cell("" if stage.seconds is None or stage.state == "running" else units.duration(stage.seconds)), Cell(_note(job, stage)),
         ]
         for stage in job.stages
@@ -86,18 +86,16 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
         spec, states = find_spec(stage.name), {other.name: other.state for other in job.stages}
         lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
         return translated("needs {stages}").format(stages=names(lacking)) if lacking else ""
-    if (spec := find_spec(stage.name)) and stage.state == "succeeded" and job.artifacts.get(spec.checks or "") == "failed":
-        return translated("rejected the artifact")
-    if _reused(stage):
+    if (spec := find_spec(stage.name)) and stage.state == "succeeded":
+        rejected = translated("rejected the artifact") if job.artifacts.get(spec.checks or "") == "failed" else ""
+        undecided = open_limits(job.undecided.get(spec.checks or "", ()))
+        if rejected or undecided:
+            return bracketed(rejected, undecided) if rejected and undecided else rejected or undecided
+    if stage.is_reused:
         return translated("reused: an earlier attempt made the same")
     if stage.retry_at is not None:
         return translated("tried again at {time}; error: see below").format(time=local_time(stage.retry_at, "seconds"))
     return translated("error: see below") if stage.error else ""
-
-
-def _reused(stage: StageStatus) -> bool:
-    """Whether it ended without an attempt of its own, with the output of an earlier one."""
-    return stage.state == "succeeded" and stage.attempts == 0
 
 
 def _lies(job: JobDetails, width: int | None) -> list[Text]:
@@ -151,7 +149,7 @@ def _why(job: JobDetails, width: int | None) -> list[Text]:
 
 def _log_of(attempt: AttemptStatus) -> str:
     """What was printed by an attempt, or, of one that never ran, what its scheduler has to say; "" for neither."""
-    from daemon.contract.jobs.elsewhere import OUTPUT
+    from daemon.contract.jobs.processes.elsewhere import OUTPUT
 
     said = os.path.join(os.path.dirname(attempt.log), OUTPUT)
     return next((file for file in (attempt.log, said) if os.path.exists(file)), "")

@@ -14,7 +14,7 @@ from daemon.contract.language.catalog import language, translated, translated_te
 from daemon.contract.language.lists import bracketed, labelled, verdicts_of
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, ExportExplanation, FileRow, RunExplanation
-from daemon.operating.wording.exports import describe_lost
+from daemon.operating.wording.exports import describe_lost, open_limits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,6 +138,8 @@ def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> 
     line("journal", _recorded(value) or translated("knows nothing of it"))
     if value.journal and value.journal.artifacts:
         line("artifacts", verdicts_of(value.journal.artifacts))
+        for variant, limits in value.journal.undecided.items():
+            line("artifacts", labelled(variant, open_limits(limits)), "yellow")
         for text in describe_lost(value.journal.lost):
             line("failed", text, "yellow")
     if value.selected:

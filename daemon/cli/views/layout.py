@@ -42,17 +42,17 @@ def _begin(text: str, width: int) -> str:
     return text
 
 
-def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[Text]:
+def hanging(label: str, text: str, width: int | None, *, style: str = "") -> list[Text]:
     """`label text` with the label in a style; lines after the first are indented."""
     label, text = printable(translated(label)), printable(text)
     if label.endswith(":") and language() == "zh_CN":
         label = f"{label[:-1]}："
     gap = gap_after(label, text) if label else ""
-    first, *more = wrap(f"{label}{gap}{text}".strip() if label else text, None if width is None else width - indent)
+    first, *more = wrap(f"{label}{gap}{text}".strip() if label else text, None if width is None else width - 2)
     shown = Text(first)
     if label and style and first.startswith(label):
         shown.stylize(style, 0, len(label))
-    return [shown, *(Text(" " * indent + row) for row in more)]
+    return [shown, *(Text(f"  {row}") for row in more)]
 
 
 @dataclass(frozen=True)

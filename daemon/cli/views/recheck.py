@@ -11,7 +11,7 @@ from daemon.cli.views.markup import say, styled, terminal
 from daemon.contract import units
 from daemon.contract.faults.text import printable
 from daemon.contract.jobs.figures import CheckFigures, figures_of
-from daemon.contract.jobs.recheck import Rechecked
+from daemon.contract.jobs.processes.recheck import Rechecked
 from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.contract.language.lists import labelled
 

@@ -1,23 +1,14 @@
-"""What people see in the terminal: tables, progress, readable logs. Plain lines where there is no terminal."""
+"""The table of a report's artifacts."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from rich.table import Table
 
-from daemon.cli.views.markup import escape, say_error, say_whole, styled, terminal
+from daemon.cli.views.markup import escape, styled
 from daemon.contract import units
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.values import Json
-from daemon.operating.log.wrapping import width_of
-
-if TYPE_CHECKING:
-    pass
-
 
 OF_ARTIFACT = (
     to_translate("size"), to_translate("× base"), to_translate("error"), to_translate("agree"), to_translate("tok/s"),
@@ -41,24 +32,3 @@ def artifact_table(report: Json) -> Table:
             units.number(figures.tokens_per_second), units.times(figures.speed_over_pytorch),
         )  # fmt: skip
     return shown
-
-
-def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
-    """`ckptd logs`."""
-    from daemon.operating.log.log_line import log_lines
-    from daemon.operating.log.logs import follow as records
-
-    console = terminal(soft_wrap=True)
-    if not file.exists():
-        say_error(translated("There is no log yet at {file}; the daemon writes it when it runs.").format(file=file))
-        if not follow:
-            return
-    try:
-        for record in records(file, tail=lines, forever=follow, job=job):
-            if as_json:
-                say_whole(json.dumps(record))
-            else:
-                for line in log_lines(record, width_of(console)):
-                    console.print(line)
-    except KeyboardInterrupt:
-        return

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from daemon.config.receivers import file_of, is_closed, read_text
-from daemon.config.section import WITHOUT_SECRETS, OptionalPath, Section, form, refusal
+from daemon.config.section import WITHOUT_SECRETS, OptionalPath, Section, form
 from daemon.config.suggestions import nearest
 from daemon.contract.delivering.declaration import DeliveryKind
 from daemon.contract.faults.secrets import holds_secret, shown
@@ -181,14 +181,6 @@ def _texts_in(value: Any) -> Iterable[str]:
 
 
 Targets = tuple[SerializeAsAny[DeliverTarget], ...]
-
-
-def distinct(targets: Targets) -> Targets:
-    """The targets; refuses two of one name."""
-    names = [target.name for target in targets]
-    if len(set(names)) < len(names):
-        raise refusal("two of them have the same name; each needs a name of its own")
-    return targets
 
 
 def complete(targets: Targets, *, needed: bool) -> Targets:

@@ -56,7 +56,7 @@ def make_folders(path: Path) -> None:
         fsync_directory(folder.parent)
 
 
-def fsync_file(path: Path) -> None:
+def fsync_file(path: str | Path) -> None:
     """Make a file's contents durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

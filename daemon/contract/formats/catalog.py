@@ -88,6 +88,11 @@ class Catalog:
         return {name: dict(kinds) for declared in self.formats for name, kinds in declared.engines.items()}
 
     @functools.cached_property
+    def data_engines(self) -> frozenset[str]:
+        """Engines that read a folder as data, each as the format says that brings it."""
+        return frozenset(name for declared in self.formats for name in declared.engines if name in declared.data_engines)
+
+    @functools.cached_property
     def files(self) -> dict[str, dict[str, FileKind]]:
         """Variant → what its files decide, by pattern; nothing for a format that does not say it."""
         return {variant.name: dict(declared.files) for declared in self.formats for variant in declared.variants}

@@ -196,6 +196,9 @@ class Format:
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Engine → kind of model ("causal", "seq2seq", "encoder", and of what reads no text "media-encoder", "media-seq2seq") →
     `module:class` that loads a folder of this format, see `handlers.validate.engines.registry`."""
+    data_engines: frozenset[str] = frozenset()
+    """Those of `engines` that read a folder as data and run nothing that lies in it: `ckptd verify --deep` starts no others on a folder
+    that anybody could have written to, unless `--trust` is given."""
     files: Mapping[str, FileKind] = field(default_factory=dict)
     """Pattern of names below a variant's folder → what such a file decides; of several that fit, the first counts, and one without a
     folder fits files at the top alone. A file that the checkpoint has and that fits one must be there, and say what the checkpoint's says.

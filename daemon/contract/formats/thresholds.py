@@ -9,12 +9,19 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
+from daemon.contract.language.catalog import to_translate
 from daemon.contract.records import Record, Within
 
 Strictness = Literal["strict", "normal", "loose"]
 FACTORS: dict[Strictness, float] = {"strict": 0.5, "normal": 1.0, "loose": 2.0}
 """Strictness → by what the distances that a variant's class allows are multiplied: the divergence, the error, and the share of positions
 whose most likely token differs."""
+
+LIMIT_NAMES = {
+    "kl": to_translate("KL"), "agreement": to_translate("agreement"), "perplexity": to_translate("perplexity ratio"),
+    "fine_tuning": to_translate("fine-tuning in it"), "error": to_translate("largest error"),
+}  # fmt: skip
+"""Limit → what people call it."""
 
 
 class Thresholds(Record):

@@ -21,9 +21,9 @@ from daemon.contract.records import Record
 from daemon.contract.values import Json, digest_of
 
 if TYPE_CHECKING:
-    from daemon.contract.jobs.job_file import ChildLimits as ChildLimits
-    from daemon.contract.jobs.job_file import JobFacts as JobFacts
-    from daemon.contract.jobs.job_file import StageContext as StageContext
+    from daemon.contract.jobs.processes.job_file import ChildLimits as ChildLimits
+    from daemon.contract.jobs.processes.job_file import JobFacts as JobFacts
+    from daemon.contract.jobs.processes.job_file import StageContext as StageContext
 
 CONTRACT_VERSION = 1
 _OF_THE_JOB_FILE = ("ChildLimits", "JobFacts", "StageContext")
@@ -31,7 +31,7 @@ _OF_THE_JOB_FILE = ("ChildLimits", "JobFacts", "StageContext")
 
 def __getattr__(name: str) -> Any:
     if name in _OF_THE_JOB_FILE:
-        from daemon.contract.jobs import job_file
+        from daemon.contract.jobs.processes import job_file
 
         return getattr(job_file, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -344,6 +344,11 @@ class Work(Frozen):
         return self.model_dump_json()
 
     @functools.cached_property
+    def plain(self) -> Any:
+        """The same as a JSON value."""
+        return json.loads(self.text)
+
+    @functools.cached_property
     def digest(self) -> str:
         """Resume key of the configuration. Made of what differs from the defaults, so that a new option changes no job's key.
 

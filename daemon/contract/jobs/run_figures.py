@@ -115,12 +115,12 @@ def _comparison(report: Json) -> str:
     ])  # fmt: skip
 
 
-def latest(points: Iterable[StepPoint], most: int = MOST_STEPS) -> tuple[StepPoint, ...]:
-    """The points in the order of training, each export once (the first that is given counts), the last `most` of them."""
+def latest(points: Iterable[StepPoint]) -> tuple[StepPoint, ...]:
+    """The points in the order of training, each export once (the first that is given counts), the last MOST_STEPS of them."""
     by_export: dict[str, StepPoint] = {}
     for point in points:
         by_export.setdefault(point.export, point)
-    return tuple(sorted(by_export.values(), key=lambda point: point.place)[-most:])
+    return tuple(sorted(by_export.values(), key=lambda point: point.place)[-MOST_STEPS:])
 
 
 def metrics_of(artifact: ArtifactPoint) -> tuple[str, ...]:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.records import Length, Record, Within, read_json
 from daemon.contract.values import Json
+
+Kind = TypeVar("Kind", bound="_Typed")
 
 MOST = 1 << 31
 """Bound of whole numbers that are sizes: no rank, token or layer of a model comes near it."""
-LARGEST = 1e30
+LARGEST = 10**30
 """Bound of factors such as lora_alpha: their quotient with any rank is a number of fp32."""
 _SHOWN = 60
 _REPEATED = re.compile(r"(?:num|n)_\w*(?:layers?|experts|blocks)|\w*_layers")
@@ -29,79 +31,85 @@ MOST_REPEATED = 10_000
 """Of layers or experts: a model's class makes an object for each."""
 _DEPTH = 64
 
-Text = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
-Count = Annotated[int, Field(ge=1, lt=MOST)]
-Index = Annotated[int, Field(ge=0, lt=MOST)]
-Factor = Annotated[int | float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
-Names = str | list[str] | None
-Short = Annotated[list[str], Field(max_length=1000)]
+Text = Annotated[str, Length(4096, barred="\0")]
+Count = Annotated[int, Within(1, MOST - 1)]
+Index = Annotated[int, Within(0, MOST - 1)]
+Factor = Annotated[int, Within(-LARGEST, LARGEST)] | Annotated[float, Within(-LARGEST, LARGEST)]
+Names = str | tuple[str, ...] | None
+Short = Annotated[tuple[str, ...], Length(1000)]
 _NAMES = "text, a list of texts, or null"
 _LIST = "a list of at most 1,000 texts, or null"
 _SWITCH = "true or false"
 _COUNT = "a whole number of at least 1"
+_WORDS = "words"
 
 
-class _Typed(BaseModel):
+def _typed(words: str, default: Any = None) -> Any:
+    """A field with what its value must be, in words."""
+    return field(default=default, metadata={_WORDS: words})
+
+
+class _Typed(Record):
     """Fields that are typed, each with what it must be in words; others are taken as they are."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "ignore"}
 
 
 class AdapterConfig(_Typed):
     """What every adapter_config.json says, whatever its method."""
 
-    peft_type: Annotated[Text, StringConstraints(min_length=1)] = Field(description="PEFT's name of a method, as text")
-    base_model_name_or_path: Text | None = Field(None, description="the base's name or folder as text, or null")
-    revision: Text | None = Field(None, description="text, or null")
-    task_type: Text | None = Field(None, description="text, or null")
-    target_modules: Names = Field(None, description=_NAMES)
-    exclude_modules: Names = Field(None, description=_NAMES)
-    modules_to_save: Short | None = Field(None, description=_LIST)
-    layers_to_transform: Index | list[Index] | None = Field(None, description="a layer's number, a list of them, or null")
-    layers_pattern: str | Short | None = Field(None, description="text, a list of at most 1,000 texts, or null")
+    peft_type: Text = field(metadata={_WORDS: "PEFT's name of a method, as text"})
+    base_model_name_or_path: Text | None = _typed("the base's name or folder as text, or null")
+    revision: Text | None = _typed("text, or null")
+    task_type: Text | None = _typed("text, or null")
+    target_modules: Names = _typed(_NAMES)
+    exclude_modules: Names = _typed(_NAMES)
+    modules_to_save: Short | None = _typed(_LIST)
+    layers_to_transform: Index | tuple[Index, ...] | None = _typed("a layer's number, a list of them, or null")
+    layers_pattern: str | Short | None = _typed("text, a list of at most 1,000 texts, or null")
 
 
 class LoraConfig(AdapterConfig):
     """That of a LoRA, which the merge computes with."""
 
-    r: Count = Field(8, description=_COUNT)
-    lora_alpha: Factor = Field(8, description="a finite number")
-    rank_pattern: dict[str, Count] | None = Field(None, description="an object of names with whole numbers of at least 1, or null")
-    alpha_pattern: dict[str, Factor] | None = Field(None, description="an object of names with finite numbers, or null")
-    bias: Literal["none", "all", "lora_only"] | None = Field("none", description='"none", "all" or "lora_only"')
-    init_lora_weights: bool | Text | None = Field(True, description="true, false or the name of an initializer")
-    fan_in_fan_out: bool | None = Field(False, description=_SWITCH)
-    use_rslora: bool | None = Field(False, description=_SWITCH)
-    use_dora: bool | None = Field(False, description=_SWITCH)
-    lora_bias: bool | None = Field(False, description=_SWITCH)
-    ensure_weight_tying: bool | None = Field(False, description=_SWITCH)
-    trainable_token_indices: list[Index] | dict[str, list[Index]] | None = Field(
-        None, description="a list of tokens' numbers, or an object of names with such lists"
+    r: Count = _typed(_COUNT, 8)
+    lora_alpha: Factor = _typed("a finite number", 8)
+    rank_pattern: dict[str, Count] | None = _typed("an object of names with whole numbers of at least 1, or null")
+    alpha_pattern: dict[str, Factor] | None = _typed("an object of names with finite numbers, or null")
+    bias: Literal["none", "all", "lora_only"] | None = _typed('"none", "all" or "lora_only"', "none")
+    init_lora_weights: bool | Text | None = _typed("true, false or the name of an initializer", default=True)
+    fan_in_fan_out: bool | None = _typed(_SWITCH, default=False)
+    use_rslora: bool | None = _typed(_SWITCH, default=False)
+    use_dora: bool | None = _typed(_SWITCH, default=False)
+    lora_bias: bool | None = _typed(_SWITCH, default=False)
+    ensure_weight_tying: bool | None = _typed(_SWITCH, default=False)
+    trainable_token_indices: tuple[Index, ...] | dict[str, tuple[Index, ...]] | None = _typed(
+        "a list of tokens' numbers, or an object of names with such lists"
     )
-    target_parameters: Short | None = Field(None, description=_LIST)
+    target_parameters: Short | None = _typed(_LIST)
 
 
 class AdaLoraConfig(LoraConfig):
     """That of an AdaLoRA, whose rank_pattern says which of a module's ranks are left."""
 
-    init_r: Count = Field(12, description=_COUNT)
-    rank_pattern: dict[str, list[bool]] | None = Field(None, description="an object of names with lists of true and false, or null")  # type: ignore[assignment]
+    init_r: Count = _typed(_COUNT, 12)
+    rank_pattern: dict[str, tuple[bool, ...]] | None = _typed("an object of names with lists of true and false, or null")  # type: ignore[assignment]
 
 
 class ModelConfig(_Typed):
     """What the stages read of a config.json; the same on its top level and in text_config."""
 
-    model_type: Text | None = Field(None, description="text")
-    architectures: list[Text] | None = Field(None, description="a list of names")
-    vocab_size: Index | None = Field(None, description="a whole number of at least 0")
-    hidden_size: Index | list[Index] | None = Field(None, description="a whole number of at least 0")
-    tie_word_embeddings: bool | None = Field(None, description=_SWITCH)
-    is_encoder_decoder: bool | None = Field(None, description=_SWITCH)
-    quantization_config: dict[str, Any] | None = Field(None, description="an object, or null")
-    text_config: dict[str, Any] | None = Field(None, description="an object, or null")
-    id2label: dict[str, Any] | None = Field(None, description="an object of labels")
-    torch_dtype: Text | dict[str, Any] | None = Field(None, description="the name of a data type")
-    dtype: Text | dict[str, Any] | None = Field(None, description="the name of a data type")
+    model_type: Text | None = _typed("text")
+    architectures: tuple[Text, ...] | None = _typed("a list of names")
+    vocab_size: Index | None = _typed("a whole number of at least 0")
+    hidden_size: Index | tuple[Index, ...] | None = _typed("a whole number of at least 0")
+    tie_word_embeddings: bool | None = _typed(_SWITCH)
+    is_encoder_decoder: bool | None = _typed(_SWITCH)
+    quantization_config: dict[str, Any] | None = _typed("an object, or null")
+    text_config: dict[str, Any] | None = _typed("an object, or null")
+    id2label: dict[str, Any] | None = _typed("an object of labels")
+    torch_dtype: Text | dict[str, Any] | None = _typed("the name of a data type")
+    dtype: Text | dict[str, Any] | None = _typed("the name of a data type")
 
 
 _METHODS: dict[str, type[AdapterConfig]] = {"LORA": LoraConfig, "ADALORA": AdaLoraConfig}
@@ -113,7 +121,7 @@ def adapter_config(value: Any, path: Path, operation: str = "read the adapter's 
     kind = _METHODS.get(named.upper(), AdapterConfig) if isinstance(named, str) else AdapterConfig
     problem = _problem(kind, value, path.name)
     if problem is None:
-        return kind.model_validate(value)
+        return _read(kind, value)
     raise Permanent(
         FaultCode.BAD_ADAPTER_CONFIG, operation, problem,
         f"set it in {path.name} to its value in training, or save the adapter again with PEFT", path=path,
@@ -153,16 +161,25 @@ def _problem(kind: type[_Typed], value: Any, name: str, above: str = "") -> str 
         if why := _unwritable(key, entry):
             return f"{above}{shown(key)} is {why}"
     try:
-        kind.model_validate(value)
-    except ValidationError as error:
+        _read(kind, value)
+    except ValueError as error:
+        from pydantic import ValidationError  # takes longer to import than all of `ckptd explain` may, and is needed here alone
+
+        assert isinstance(error, ValidationError)
         first = min(error.errors(include_url=False, include_context=False, include_input=False), key=lambda detail: str(detail["loc"][:1]))
-        field = str(first["loc"][0])
-        return f"{above}{_in_words(field, value.get(field), first['loc'])}, and it must be {kind.model_fields[field].description}"
+        name = str(first["loc"][0])
+        description = kind.model_fields[name].metadata[_WORDS]
+        return f"{above}{_in_words(name, value.get(name), first['loc'])}, and it must be {description}"
     if kind is ModelConfig:
         many = [key for key, count in value.items() if _REPEATED.fullmatch(key) and type(count) is int and not 0 <= count <= MOST_REPEATED]
         if many:
             return f"{above}{many[0]} is {shown(value[many[0]])}, and it must be a whole number up to {MOST_REPEATED:,}"
     return None
+
+
+def _read(kind: type[Kind], value: Json) -> Kind:
+    """The fields that are typed. As JSON, in which a strict reader takes an object for a record and a list for a tuple."""
+    return read_json(kind, json.dumps(value, ensure_ascii=False))
 
 
 def _in_words(field: str, value: Any, place: tuple[int | str, ...]) -> str:

@@ -7,6 +7,7 @@ writes no configuration. The state of a PEFT model holds the whole base beside t
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -31,7 +32,12 @@ MOST_STEPS = 10**12
 
 def is_state(files: Collection[str]) -> bool:
     """Whether a directory with these files is one that `save_state` writes, or has begun to write."""
-    return any(_RANDOM.fullmatch(name) or _BESIDE.fullmatch(name) for name in files)
+    return any(map(_is_states, files))
+
+
+@functools.lru_cache(4096)
+def _is_states(name: str) -> bool:
+    return _RANDOM.fullmatch(name) is not None or _BESIDE.fullmatch(name) is not None
 
 
 def several(files: Collection[str]) -> list[str]:

@@ -231,7 +231,7 @@ def read_archive(path: Path, known: Mapping[str, Any], *, start: int = 0, length
 
 class _Archive:
     def __init__(self, archive: zipfile.ZipFile, stream: BinaryIO, start: int, length: int) -> None:
-        self._archive, self._stream, self._start, self._length = archive, stream, start, length
+        self._stream, self._start, self._length = stream, start, length
         self._entries = {info.filename: info for info in archive.infolist()}
 
     def value(self, known: Mapping[str, Any]) -> Any:

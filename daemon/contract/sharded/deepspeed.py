@@ -13,10 +13,10 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.light import dataclass
 from daemon.contract.models.safetensors import DTYPES, open_regular
 from daemon.contract.sharded.archives import OtherTensor, StoredTensor, read_archive
 from daemon.contract.sharded.lightning import PLAIN_CLASSES

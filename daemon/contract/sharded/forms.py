@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable
@@ -56,6 +57,7 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
     return [chosen] if chosen else []
 
 
+@functools.lru_cache(4096)
 def may_be_shard(name: str) -> bool:
     """Whether an entry of this name may be a part of a sharded form."""
     return name in (dcp.METADATA, FSDP, deepspeed.LATEST) or name.endswith((dcp.SUFFIX, lightning.SUFFIX)) or is_ranks(name)

@@ -13,11 +13,11 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from daemon.contract.disk.files import read_bounded
+from daemon.contract.light import dataclass
 from daemon.contract.sharded.archives import WRAPPER, OtherTensor, StoredTensor, is_shape, read_archive
 from daemon.contract.sharded.pickles import Instance, Unreadable, inert, shown
 from daemon.contract.sharded.pieces import Piece, ShardedTensor, Unsupported, tensor_name

@@ -30,6 +30,7 @@ from daemon.journal.file.upgrades import upgrade
 from daemon.system import lease
 from daemon.system.elsewhere import refuse_elsewhere
 from daemon.system.logger import Logger
+from daemon.system.processes.seats import SEATS
 from daemon.system.processes.threads import Owner, ThreadDied
 
 log = Logger("journal")
@@ -63,7 +64,8 @@ class Database:
         if self._thread.is_current():
             return function()
         try:
-            return self._thread.ask(function)
+            with SEATS.left():
+                return self._thread.ask(function)
         except ThreadDied as error:
             raise self._cut_off(operation) from error
 

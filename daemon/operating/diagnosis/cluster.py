@@ -16,9 +16,9 @@ from daemon.config.places.paths import make_private
 from daemon.config.settings import Settings
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import UsageError
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import PROBE, PROBED, Probe, Probed
 from daemon.contract.jobs.plan import plan
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import PROBE, PROBED, Probe, Probed
 from daemon.contract.jobs.tasks import evaluated
 from daemon.contract.version import __version__
 from daemon.running.cluster.by_stage import queue_of, scheduler_of, terms_of

@@ -31,8 +31,8 @@ from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.tasks import problems_of_tasks
 from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.diagnosis.trackers import doubts_of_trackers, problems_of_trackers
-from daemon.operating.disk_advice import advice
-from daemon.operating.disk_watch import places_of
+from daemon.operating.disks.advice import advice
+from daemon.operating.disks.watch import places_of
 from daemon.operating.monitoring.live import read_live
 from daemon.publishing.telling.sending import fault_of_receiver
 from daemon.running.rules.resume_keys import library_version

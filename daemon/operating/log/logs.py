@@ -1,31 +1,26 @@
 """Structured logs: JSON lines to a file and to stderr, readable colours where stderr is a terminal.
 
 structlog renders, the standard library's handlers carry, so that watchdog's and APScheduler's own messages come
-out in the same form. Where stderr is systemd's journal each line has its priority. `ckptd logs` reads the file back.
+out in the same form. Where stderr is systemd's journal each line has its priority. `reading.py` reads the file back.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import logging.handlers
 import os
 import sys
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import structlog
 
 from daemon.config.settings import LogSettings
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.secrets import censored, censored_values
-from daemon.contract.values import Json
-from daemon.journal.overview import is_meant
 from daemon.operating.log.journal_handler import JournalHandler
 from daemon.operating.log.log_line import Readable
 from daemon.system.journald import JournalStream
@@ -154,53 +149,3 @@ def say_closed(sentences: Iterable[str]) -> None:
     """Log what others could read of the state, and now can't."""
     for sentence in sentences:
         structlog.get_logger("daemon").warning(sentence, event_id=Event.STATE_CLOSED)
-
-
-def follow(file: Path, *, tail: int, forever: bool, job: str = "") -> Iterator[Json]:
-    """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation.
-
-    `job`: of those alone of an export that is meant by that (`daemon.journal.overview.is_meant`).
-
-    The open file is read to its end before a new one by its name is opened, so that rotation loses nothing.
-    """
-    stream: IO[bytes] | None = None
-    first, half = True, b""
-    try:
-        while True:
-            if stream is None:
-                with contextlib.suppress(FileNotFoundError):
-                    stream = open(file, "rb")  # noqa: SIM115
-            if stream is not None:
-                rotated = not _is_still(file, stream)
-                *lines, half = (half + stream.read()).split(b"\n")
-                records = (_record(line.decode(errors="replace")) for line in lines)
-                wanted = (record for record in records if not job or is_meant(str(record.get("job", "")), job))
-                yield from deque(wanted, maxlen=tail) if first else wanted
-                first = False
-                if rotated:
-                    stream.close()
-                    stream, half = None, b""
-                    continue
-            if not forever:
-                return
-            time.sleep(0.3)
-    finally:
-        if stream is not None:
-            stream.close()
-
-
-def _is_still(file: Path, stream: IO[bytes]) -> bool:
-    """Whether `stream` is the file of that name and was not cut; while nothing has the name, it is."""
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return True
-    return os.path.samestat(status, os.fstat(stream.fileno())) and status.st_size >= stream.tell()
-
-
-def _record(line: str) -> Json:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {"message": line.rstrip("\r\n")}
-    return value if isinstance(value, dict) else {"message": line.rstrip("\r\n")}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.disk.answers import ask
 from daemon.contract.disk.files import open_plain
+from daemon.contract.light import dataclass
 
 LOOK_SECONDS = 0.5
 _BLOCK = 1 << 20

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Fault, Permanent, Retryable
-from daemon.contract.jobs.benchmark import (
+from daemon.contract.jobs.messages import Outcome
+from daemon.contract.jobs.processes.benchmark import (
     ENTRY,
     MEASURED,
     PAGE,
@@ -22,7 +23,6 @@ from daemon.contract.jobs.benchmark import (
     BenchRequest,
     Measurements,
 )
-from daemon.contract.jobs.messages import Outcome
 from daemon.operating.measuring.stages import Progress, Stages, Wanted
 from daemon.operating.measuring.subject import OPERATION, Export
 from daemon.running.attempts.executor import Order

@@ -21,7 +21,7 @@ from daemon.contract import cpu
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.benchmark import PEER, Bench, BenchedVariant, BenchMachine, BenchRequest, Measured, Measurements, Unit
+from daemon.contract.jobs.processes.benchmark import PEER, Bench, BenchedVariant, BenchMachine, BenchRequest, Measured, Measurements, Unit
 from daemon.contract.version import __version__
 from daemon.operating.measuring.children import Children
 from daemon.operating.measuring.stages import Progress, scratch

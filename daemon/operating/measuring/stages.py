@@ -23,9 +23,9 @@ from daemon.contract import units
 from daemon.contract.faults.errors import FULL_DISK, Fault, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.benchmark import BenchRequest
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext, StageResult
 from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.processes.benchmark import BenchRequest
 from daemon.running.attempts.executor import Attempt, Order, wait_for_news
 from daemon.running.attempts.job_file import NICE, bounds_of
 from daemon.running.workers.executor import LocalExecutor

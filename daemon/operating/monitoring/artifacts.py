@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
+from typing import Any
 
-from daemon.contract.jobs.messages import StageFacts, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, StageFacts, Verdict
 from daemon.contract.jobs.terms import Terms
 from daemon.contract.jobs.verdicts import added_variants, failed_stage, judge, replaced_by, stages_of
 from daemon.contract.light import dataclass
@@ -56,13 +57,16 @@ class Became:
     """Variant asked for that was not exact enough → the form that is published in its place."""
     added: tuple[str, ...] = ()
     """The forms that nobody asked for, made in the place of others."""
+    undecided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variant → the limits of which the texts do not say whether it keeps them."""
 
 
 def became(view: JobView) -> Became:
     """What became of the variants of a job."""
     if view.job.state not in JUDGED:
         given = (check for stage in view.stages if stage.result for check in stage.result.checks)
-        return Became({check.variant: str(check.verdict) for check in given})
+        checked = tuple(given)
+        return Became({check.variant: str(check.verdict) for check in checked}, undecided=_undecided(checked))
     facts = _Judged(view.job.terms, stage_facts(view.stages))
     stages, lost, reasons = stages_of(facts), list[LostArtifact](), list[str]()
     checks, added = judge(facts, speeds=False), added_variants(facts)
@@ -80,5 +84,16 @@ def became(view: JobView) -> Became:
     refused = view.job.state == "failed" and view.job.reason is not None
     return Became(
         {check.variant: UNPUBLISHED if refused and check.verdict is Verdict.PASSED else str(check.verdict) for check in checks},
-        tuple(lost), tuple(reasons), replaced, added,
+        tuple(lost), tuple(reasons), replaced, added, _undecided(checks),
     )  # fmt: skip
+
+
+def _undecided(checks: Iterable[ArtifactCheck]) -> dict[str, tuple[str, ...]]:
+    """The limits that are undecided, of the variants that have such ones."""
+    limits = {check.variant: tuple(str(row["limit"]) for row in check.figures.get("decisions") or () if _is_open(row)) for check in checks}
+    return {variant: names for variant, names in limits.items() if names}
+
+
+def _is_open(decision: Mapping[str, Any]) -> bool:
+    """Whether texts were read and do not decide it; what is not written has its default."""
+    return decision.get("outcome", "undecided") == "undecided" and bool(decision.get("texts"))

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from daemon.config.known import KnownSettings, home
 from daemon.config.layers import Files
 from daemon.config.places.paths import StatePaths
 from daemon.config.places.states import state_of
-from daemon.config.sources import given_on_command_line
+from daemon.config.sources import are_given_elsewhere
 from daemon.contract.values import text_at
 from daemon.contract.version import __version__
-from daemon.operating.monitoring.live import read_live
+from daemon.operating.monitoring.live import LiveFile, read_live
+
+
+def settings_as_read(file: Path | None, files: Files) -> KnownSettings | None:
+    """What is known of the settings of a configuration that its daemon has read as it is now; None for any other."""
+    if file is None or are_given_elsewhere() or (read := _read(file, files)) is None:
+        return None
+    state, live = read
+    known = KnownSettings.read(live.known)
+    if known is None or (known.home != home() and _names_home(files.values)):
+        return None
+    return replace(known, state_directory=state, file=file)
 
 
 def state_as_read(file: Path | None, files: Files) -> Path | None:
@@ -19,15 +33,27 @@ def state_as_read(file: Path | None, files: Files) -> Path | None:
 
     `files`: what the file says, and the parts beside it. Values from elsewhere are for `daemon.config.loading`.
     """
-    variables = (name.upper() for name in os.environ)
-    if given_on_command_line or any(name.startswith(("CKPTD_", "EXPORT_")) and name != "CKPTD_CONFIG" for name in variables):
+    if are_given_elsewhere():
         return None
     if file is None:
         return state_of(None, None, ask_running=True)
+    read = _read(file, files)
+    return read[0] if read else None
+
+
+def _read(file: Path, files: Files) -> tuple[Path, LiveFile] | None:
+    """The state directory of a configuration that its daemon has read as it is now, and what that daemon wrote; None for any other."""
     named = text_at(files.values, "state", "directory")
     configured = Path(os.path.normpath(file.absolute().parent / Path(named).expanduser())) if named else None
     state = state_of(file, configured, ask_running=True)
     live = read_live(StatePaths(state).live)
     if live.version != __version__ or live.configuration is None:
         return None
-    return state if live.configuration.is_as_read(str(file), files.digest) else None
+    return (state, live) if live.configuration.is_as_read(str(file), files.digest) else None
+
+
+def _names_home(value: Any) -> bool:
+    """Whether a path below a home directory may be among the values."""
+    if isinstance(value, dict | list):
+        return any(map(_names_home, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and value.startswith("~")

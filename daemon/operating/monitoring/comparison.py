@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
 from daemon.contract.jobs.run_figures import METRICS, point_of
 from daemon.contract.language.catalog import translated
+from daemon.contract.light import dataclass
 from daemon.contract.values import Json, number_at, text_at, value_at, whole_at
 from daemon.journal.states import told_state
 from daemon.operating.monitoring.status import job_meant

@@ -62,11 +62,15 @@ def _status(row: ShipmentRow, carried: Sequence[Progress]) -> DeliveryStatus:
     attempt = (row.job, row.target, row.attempts) if row.state == "running" else None
     now = next((said for said in carried if (said.job, said.target, said.attempt) == attempt), None)
     receipt, lies_there = row.receipt, row.state == "delivered"
-    retry_at = datetime.fromtimestamp(row.retry_at, UTC).isoformat(timespec="seconds") if row.retry_at and row.state == "waiting" else None
     return DeliveryStatus(
         row.target, row.state, row.variants, receipt.version if receipt else None, receipt.place if receipt else None,
         bool(receipt and receipt.moved), receipt.why_not_moved if receipt else "", receipt.usage if receipt else "",
         now.bytes if now else receipt.sent if receipt else 0, now.fraction if now else None, now.message if now else None,
-        row.by_hand, row.attempts, None if lies_there else row.fault.sentence() if row.fault else row.reason, retry_at, row.started,
+        row.by_hand, row.attempts, None if lies_there else row.fault.sentence() if row.fault else row.reason, retry_at(row), row.started,
         row.ended,
     )  # fmt: skip
+
+
+def retry_at(row: ShipmentRow) -> str | None:
+    """When a delivery is tried again, in ISO 8601 and UTC; None where it does not wait for that."""
+    return datetime.fromtimestamp(row.retry_at, UTC).isoformat(timespec="seconds") if row.retry_at and row.state == "waiting" else None

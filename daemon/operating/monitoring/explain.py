@@ -10,26 +10,26 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from daemon.checkpoints.files import export_files, fingerprint
+from daemon.checkpoints.files import digest_of_fingerprint, export_files, fingerprint
 from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone, why_unconfigured
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.models.base_models import base_wanted, find_base, says_its_model
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.parts import belongs_to
-from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_to_me
 from daemon.checkpoints.selection import choice_for
+from daemon.config.known import KnownSettings
 from daemon.config.places.paths import StatePaths, foreground_state
-from daemon.config.run_overrides import effective
-from daemon.config.settings import Settings
+from daemon.config.sources import RUN_FILE
 from daemon.contract.disk.export_layout import manifest_of
 from daemon.contract.faults.errors import CkptdError, Fault, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import SHARDED
+from daemon.contract.light import dataclass
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.journal.file.opening import reading
 from daemon.journal.overview import job_of_id, seen_as
@@ -38,7 +38,9 @@ from daemon.operating.monitoring.status import Snapshot, snapshot
 from daemon.watching.entries import innermost_first, names_in
 from daemon.watching.links import leading_out, link_above
 from daemon.watching.scan import Scanner, ScanRules, rules_of
-from daemon.watching.taking.entering import digest_of_fingerprint
+
+if TYPE_CHECKING:
+    from daemon.config.known import AnySettings
 
 RUN_SECONDS = 20.0
 """After so long no further checkpoint of a run is looked into: long training logs take seconds each."""
@@ -74,6 +76,8 @@ class Remembered:
     """Variant → verdict, of the job."""
     lost: tuple[LostArtifact, ...] = ()
     """The variants that the job did not make or did not check, each with the stage that failed."""
+    undecided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variant → the limits (`kl`, `agreement`, `perplexity`, `fine_tuning`) of which its check does not say whether it keeps them."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ def export_around(path: Path) -> ExportExplanation | None:
     return None
 
 
-def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplanation:
+def explain(settings: AnySettings, path: Path) -> CheckpointExplanation | RunExplanation:
     """What can be said of a directory: a checkpoint's facts, or, for a run or anything above, those of each checkpoint in it.
 
     A file stands for the directory around it, if it is a `.ckpt` file or lies in a checkpoint.
@@ -234,7 +238,7 @@ def _is_run_alone(row: CheckpointExplanation) -> bool:
         return False
 
 
-def _below(folder: Path, settings: Settings, unreadable: list[str]) -> list[Path]:
+def _below(folder: Path, settings: AnySettings, unreadable: list[str]) -> list[Path]:
     """The checkpoints in a run's directory or further down, as a scan finds them, in the order of their steps."""
 
     def note(error: OSError) -> None:
@@ -248,7 +252,7 @@ def _below(folder: Path, settings: Settings, unreadable: list[str]) -> list[Path
     )
 
 
-def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExplanation:
+def _checkpoint(settings: AnySettings, path: Path, live: Snapshot) -> CheckpointExplanation:
     mine = closed_to_me(path)
     # What can't be read has no content to speak of: only its name is known.
     inspection = inspect(path) if mine is None else Inspection(path, step=step_of(path) or 0, missing=(mine.cause,))
@@ -278,9 +282,7 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
         refusal=refusal.sentence() if refusal else None,
         unreadable=unreadable,
-        unmergeable=tuple(problems_of(settings.merge, settings.base, inspection))
-        if inspection.complete and inspection.refusal is None
-        else (),
+        unmergeable=_unmergeable(settings, inspection),
         journal=_remembered(settings, path),
         selected=None if mine or (unwatched and settings.watch.roots) else _selection(settings, inspection),
         watched=not unwatched,
@@ -290,7 +292,16 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     )
 
 
-def _base(settings: Settings, inspection: Inspection) -> tuple[str | None, str | None]:
+def _unmergeable(settings: AnySettings, inspection: Inspection) -> tuple[str, ...]:
+    """Why adapters of `merge.add` can't be merged with a complete checkpoint."""
+    if not inspection.complete or inspection.refusal is not None or not (settings.merge.add or settings.merge.weight != 1):
+        return ()
+    from daemon.checkpoints.pinning.additions import problems_of  # with all that pins checkpoints
+
+    return tuple(problems_of(settings.merge, settings.base, inspection))
+
+
+def _base(settings: AnySettings, inspection: Inspection) -> tuple[str | None, str | None]:
     """The folder of a checkpoint's base, or why there is none, by the rules of an export."""
     if inspection.method is None:
         return None, None
@@ -305,11 +316,11 @@ def _base(settings: Settings, inspection: Inspection) -> tuple[str | None, str |
         return None, error.fault.sentence()
 
 
-def _rules(settings: Settings) -> ScanRules:
+def _rules(settings: AnySettings) -> ScanRules:
     return rules_of(settings.watch, StatePaths(settings.state_directory).state)
 
 
-def _unwatched(settings: Settings, path: Path) -> str | None:
+def _unwatched(settings: AnySettings, path: Path) -> str | None:
     """Why no scan of a watched root comes to the directory; None where one does."""
     roots = [root for root in innermost_first(settings.watch.roots) if root == path or root in path.parents]
     if not roots:
@@ -341,16 +352,21 @@ def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
     return tuple(rows), None if quiet is None or quiet < -_SKEW_SECONDS else round(max(0.0, quiet), 1)
 
 
-def _selection(settings: Settings, inspection: Inspection) -> Selected | None:
+def _selection(settings: AnySettings, inspection: Inspection) -> Selected | None:
     """Whether `[select]`, with the run's own configuration over it, wants the checkpoint; None while that can't be told."""
     if not inspection.complete or inspection.refusal is not None:
         return None
-    mine = effective(settings, run_of(inspection.path))
-    choice, _ = choice_for(inspection, mine.settings.select)
-    return Selected(choice.wanted, choice.reason, mine.warning)
+    run, select, warning = run_of(inspection.path), settings.select, None
+    if os.path.lexists(run / RUN_FILE):
+        from daemon.config.run_overrides import effective  # of all settings, which take longer to validate than all else takes
+
+        mine = effective(settings.whole() if isinstance(settings, KnownSettings) else settings, run)
+        select, warning = mine.settings.select, mine.warning
+    choice, _ = choice_for(inspection, select)
+    return Selected(choice.wanted, choice.reason, warning)
 
 
-def _remembered(settings: Settings, path: Path) -> Remembered | None:
+def _remembered(settings: AnySettings, path: Path) -> Remembered | None:
     """What the daemon's journal, else that of a foreground export, holds of the directory."""
     state = settings.state_directory
     journals: tuple[tuple[Literal["daemon", "export"], Path], ...] = (("daemon", state), ("export", foreground_state(state, path)))
@@ -364,5 +380,6 @@ def _remembered(settings: Settings, path: Path) -> Remembered | None:
         if row is not None:
             current = os.access(path, os.R_OK | os.X_OK) and row.fingerprint == digest_of_fingerprint(fingerprint(path))
             variants = became(view) if view is not None else Became()
-            return Remembered(by, row.verdict, row.at, row.job, row.job_state, current, variants.verdicts, variants.lost)
+            became_of = variants.verdicts, variants.lost, variants.undecided
+            return Remembered(by, row.verdict, row.at, row.job, row.job_state, current, *became_of)
     return None

@@ -15,6 +15,8 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daemon.config.known import KnownSettings
+from daemon.config.sources import are_given_elsewhere
 from daemon.contract.delivering.orders import Progress
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.secrets import censored_values
@@ -213,6 +215,8 @@ class LiveFile:
     """Whether the daemon that wrote it has stopped in order, which it says with its last words; None where that is not known."""
     stopping: str | None = None
     """Since when it stops; None while nobody has asked it to."""
+    known: str = ""
+    """The settings in use that verbs ask for (`daemon.config.known`), as a JSON text; "" where not all of them come from the files."""
     clock: float | None = None
     """The machine's monotonic clock when this was written: `time` says nothing of its age where the wall clock was set meanwhile."""
 
@@ -273,6 +277,7 @@ def live_file(
         in_order=in_order,
         stopping=stopping,
         carried=carried,
+        known="" if are_given_elsewhere() else KnownSettings.of(settings).text(),
         clock=time.monotonic(),
         **vars(condition),
     )

@@ -41,7 +41,7 @@ def in_log(state: Path, wanted: str) -> tuple[Path, str]:
     """The log that has the job which is meant by `wanted`, the daemon's or that of an export by hand, and what it calls the job. Raises
     UsageError where neither journals nor logs have one, of which the log may be the older.
     """
-    from daemon.operating.log.logs import follow  # with structlog, which `show` does not need
+    from daemon.operating.log.reading import follow
 
     refuse_no_id(wanted)
     for folder in states_in(state):

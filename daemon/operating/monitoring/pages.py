@@ -71,11 +71,11 @@ def jobs_page(state: Path, wanted: Filter, limit: int, before: str | None = None
     return look_through(state, select, take) or JobsPage((), None)
 
 
-def runs_page(state: Path, limit: int, skip: int = 0) -> RunsPage:
-    """A page of all runs."""
+def runs_page(state: Path, limit: int) -> RunsPage:
+    """The first runs, and how many there are."""
     try:
         with reading(StatePaths(state).journal) as connection:
             every = runs_of(connection)
     except FileNotFoundError:
         every = ()
-    return RunsPage(every[skip : skip + limit], len(every))
+    return RunsPage(every[:limit], len(every))

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from daemon.config.places.export_names import folder_of
@@ -19,6 +19,7 @@ from daemon.contract.advice.which import Standing, advice, standing
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.points import MOST_STEPS, StepPoint
+from daemon.contract.light import dataclass
 from daemon.journal.file.opening import reading
 from daemon.journal.overview import targets_of
 from daemon.operating.monitoring.status import snapshot

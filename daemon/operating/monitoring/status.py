@@ -48,7 +48,7 @@ from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow
 from daemon.journal.shipment_rows import TargetDeliveries, deliveries
 from daemon.journal.states import ENDED_JOB
-from daemon.operating.disk_advice import advice
+from daemon.operating.disks.advice import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
@@ -151,6 +151,11 @@ class StageStatus:
     retry_at: str | None = None
     """When it is tried again, ISO 8601 in UTC; None if it does not wait for that."""
 
+    @property
+    def is_reused(self) -> bool:
+        """Whether it ended without an attempt of its own, with the output of an earlier one."""
+        return self.state == "succeeded" and self.attempts == 0
+
 
 @dataclass(frozen=True)
 class AttemptStatus:
@@ -232,6 +237,8 @@ class JobStatus:
     """Its deliveries to targets of `[[deliver]]`, by their names."""
     added: tuple[str, ...] = ()
     """The forms in `artifacts` that nobody asked for, made in the place of others."""
+    undecided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variant → the limits (`kl`, `agreement`, `perplexity`, `fine_tuning`) of which its check does not say whether it keeps them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +368,7 @@ def _left_elsewhere(state: Path) -> tuple[str, ...]:
     """Sentences on what the daemon that runs no more handed in, and may still run."""
     if next(StatePaths(state).jobs.glob("*/*/orders.json"), None) is None:
         return ()
-    from daemon.contract.jobs.elsewhere import still_open  # seldom needed
+    from daemon.contract.jobs.processes.elsewhere import still_open  # seldom needed
 
     by_scheduler: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
@@ -720,6 +727,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         lost=variants.lost,
         replaced=variants.replaced,
         added=variants.added,
+        undecided=variants.undecided,
         stages=stages,
         activity=_activity(view, scene, waiting_for),
         left_seconds=None if left is None else round(left),

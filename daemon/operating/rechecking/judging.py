@@ -18,7 +18,7 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import LAYER_BY_LAYER, WITHOUT_TWIN, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import check_of
-from daemon.contract.jobs.recheck import ANSWERS_INPUT, ENTRY, FOREIGN, TRUSTED, Rechecked
+from daemon.contract.jobs.processes.recheck import ANSWERS_INPUT, ENTRY, FOREIGN, TRUSTED, Rechecked
 from daemon.operating.measuring.stages import Progress, Stages, Wanted
 from daemon.operating.rechecking.subject import OPERATION, Subject
 from daemon.toolchains.registry import Toolchains

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from daemon.contract import units
 from daemon.contract.faults.text import printable
+from daemon.contract.formats.thresholds import LIMIT_NAMES
 from daemon.contract.language.catalog import language, to_translate, translated, translated_text
 from daemon.contract.language.lists import bracketed, clauses, labelled, percent, sentences, spaced, verdicts_of
 from daemon.contract.language.lists import names as list_names
@@ -145,6 +146,12 @@ def _unsaid(job: JobStatus) -> list[LostArtifact]:
         artifact for artifact in job.lost
         if errors.get(artifact.stage) != job.error or not (job.state == "failed" or artifact.variant == artifact.stage)
     ]  # fmt: skip
+
+
+def open_limits(limits: Iterable[str]) -> str:
+    """That the texts do not say whether an artifact keeps these limits; "" for none."""
+    said = [translated(LIMIT_NAMES.get(limit, limit)) for limit in limits]
+    return labelled(translated("undecided"), list_names(said)) if said else ""
 
 
 def describe_lost(lost: Iterable[LostArtifact]) -> list[str]:

@@ -95,7 +95,7 @@ def _job(request: Request, context: Context) -> Values:
     files = outputs.files_of(job)
     return {
         "job": job, "remarks": remarks_of(job), "what_next": commands(job), "course": timeline.timeline(job, time.time()), "files": files,
-        "has_report": files is not None and any(file.path == outputs.REPORT_PAGE for file in files), "is_reused": timeline.is_reused,
+        "has_report": files is not None and any(file.path == outputs.REPORT_PAGE for file in files),
         "size": sum(file.size or 0 for file in files or ()), "trouble_of": trouble_of, "carrying": carrying,
     }  # fmt: skip
 

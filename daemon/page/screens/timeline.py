@@ -7,7 +7,6 @@ name. Times there are microseconds; a stage is a track, an attempt or a wait a s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from daemon.contract import units
@@ -59,27 +58,22 @@ class Timeline:
     end: float
 
 
-def is_reused(stage: StageStatus) -> bool:
-    """Whether it ended without an attempt of its own, with the output of an earlier one."""
-    return stage.state == "succeeded" and stage.attempts == 0
-
-
 def timeline(job: JobDetails, clock: float) -> Timeline | None:
     """The course from when the checkpoint was taken to its end, or to `clock` where it has none; None where nothing was begun."""
-    begin = seconds_of(job.created)
-    starts = [start for attempt in job.attempts if (start := seconds_of(attempt.started)) is not None]
+    begin = units.seconds_of(job.created)
+    starts = [start for attempt in job.attempts if (start := units.seconds_of(attempt.started)) is not None]
     if begin is None or not starts:
         return None
-    ended = seconds_of(job.ended) if job.state in ENDED_JOB else clock
-    ends = [end for attempt in job.attempts if (end := seconds_of(attempt.ended)) is not None]
+    ended = units.seconds_of(job.ended) if job.state in ENDED_JOB else clock
+    ends = [end for attempt in job.attempts if (end := units.seconds_of(attempt.ended)) is not None]
     end = max(ended or 0.0, *starts, *ends, begin + 0.001)
     rows = [Row(QUEUE, _took(min(starts) - begin), (_wait(begin, min(starts), translated("waited for its first stage")),))]
     if min(starts) - begin < LEAST_WAIT:
         begin, rows = min(begin, min(starts)), []
     for stage in job.stages:
         spans = _spans([attempt for attempt in job.attempts if attempt.stage == stage.name], end, job.state in ENDED_JOB)
-        if spans or is_reused(stage):
-            rows.append(Row(stage.name, _said(stage, spans), tuple(spans), is_reused(stage)))
+        if spans or stage.is_reused:
+            rows.append(Row(stage.name, _said(stage, spans), tuple(spans), stage.is_reused))
     total = end - begin
     placed = tuple(
         Row(row.name, row.text, tuple(_placed(span, begin, total) for span in row.spans), row.is_reused) for row in rows
@@ -91,10 +85,10 @@ def timeline(job: JobDetails, clock: float) -> Timeline | None:
 def _spans(attempts: Sequence[AttemptStatus], until: float, is_over: bool) -> list[Span]:
     spans: list[Span] = []
     for attempt in sorted(attempts, key=lambda row: row.number):
-        start = seconds_of(attempt.started)
+        start = units.seconds_of(attempt.started)
         if start is None:
             continue
-        end = seconds_of(attempt.ended)
+        end = units.seconds_of(attempt.ended)
         if spans and start - spans[-1].end >= LEAST_WAIT:
             spans.append(_wait(spans[-1].end, start, translated("waited for the next attempt")))
         outcome = attempt.outcome or ("interrupted" if is_over else "running")
@@ -110,7 +104,7 @@ def _wait(begin: float, end: float, why: str) -> Span:
 
 
 def _said(stage: StageStatus, spans: Sequence[Span]) -> str:
-    if is_reused(stage):
+    if stage.is_reused:
         return translated("reused")
     tries = [span for span in spans if span.kind != "wait"]
     spent = _took(sum(span.end - span.begin for span in tries))
@@ -125,15 +119,6 @@ def _placed(span: Span, begin: float, total: float) -> Span:
 
 def _took(seconds: float) -> str:
     return units.duration(max(0.0, seconds))
-
-
-def seconds_of(text: str | None) -> float | None:
-    """A time of the journal as seconds since the epoch; None for what is none."""
-    try:
-        moment = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-    return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def trace(job: JobDetails, clock: float) -> dict[str, Any]:

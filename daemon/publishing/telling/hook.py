@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from daemon.contract.parent import end_with_parent
 from daemon.publishing.telling.outcome import Outcome
 
 MARK = "CKPTD_MESSAGE"
@@ -28,7 +29,7 @@ It counts as an answer 4xx of a webhook."""
 GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 _ENVIRONMENT = re.compile(r"PATH|HOME|LANG|LC_\w+|TZ|TMPDIR")
-_PDEATHSIG, _SUBREAPER = 1, 36
+_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
 _ROUNDS = 20
 _open: set[str] = set()
@@ -66,7 +67,7 @@ def _run(command: Sequence[str], limit: float, id: str, event: str, text: str, m
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.DEVNULL, cwd="/", process_group=0,
-            env={**environment(), **more, MARK: id, "CKPTD_EVENT": event}, preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
+            env={**environment(), **more, MARK: id, "CKPTD_EVENT": event}, preexec_fn=end_with_parent,
         )  # fmt: skip
     except OSError as error:
         return Outcome(f"the command could not be started: {error.strerror}")

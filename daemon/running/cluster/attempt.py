@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.contract.faults.errors import Fault
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import BEGUN, CLAIM, END, FENCE, ORDERS, SAID, SCRIPT, STOP, Claim, End, Orders, Stop
 from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import BEGUN, CLAIM, END, FENCE, ORDERS, SAID, SCRIPT, STOP, Claim, End, Orders, Stop
 from daemon.running.attempts.executor import Bounds, Progress, Whereabouts
 from daemon.running.attempts.progress_channel import READ_LIMIT, Progressing
 from daemon.running.attempts.result_file import examine

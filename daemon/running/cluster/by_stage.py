@@ -10,9 +10,9 @@ from daemon.config.cluster import ClusterSettings
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import ORDERS, Claim, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import ORDERS, Claim, Orders
 from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
 from daemon.running.cluster.executor import ClusterExecutor, Terms
 from daemon.running.cluster.port import Scheduler

@@ -9,8 +9,8 @@ from pathlib import Path
 from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.elsewhere import End, Orders
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
+from daemon.contract.jobs.processes.elsewhere import End, Orders
 from daemon.running.attempts.executor import LOG_FILE, Bounds
 from daemon.running.attempts.post_mortem import READ_LOG, Death, conclude
 from daemon.running.cluster.course import Breach, Course, Over

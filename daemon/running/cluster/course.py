@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from daemon.contract.faults.errors import Fault
-from daemon.contract.jobs.elsewhere import Claim, End
+from daemon.contract.jobs.processes.elsewhere import Claim, End
 from daemon.running.cluster.port import NOT_SEEN, Ending, Sighting, State
 
 UNCONFIRMED_SECONDS = 5.0

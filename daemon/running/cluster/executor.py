@@ -17,10 +17,10 @@ from pathlib import Path
 
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.formats.stages import StageSpec
-from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import ORDERS, SCRIPT, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.jobs.processes import elsewhere
+from daemon.contract.jobs.processes.elsewhere import ORDERS, SCRIPT, Orders
 from daemon.contract.version import __version__
 from daemon.running.attempts.executor import Attempt, Bounds, Order, read_job_file
 from daemon.running.cluster.attempt import Clock, ClusterAttempt

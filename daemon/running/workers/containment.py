@@ -57,8 +57,8 @@ class Enclosure:
     def __init__(self, mark: str, memory: int, processes: int) -> None:
         self._mark = mark
         self._group = cgroup.make(_root, os.urandom(4).hex()) if _root is not None else None
-        self.memory_bound = self._group is not None and self._group.limit(memory, processes * _THREADS)
-        """The kernel itself ends the attempt at the limit of memory."""
+        if self._group is not None:
+            self._group.limit(memory, processes * _THREADS)
         self._leader = 0
         self._killed: dict[int, float] = {}
 

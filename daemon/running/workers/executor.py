@@ -43,11 +43,13 @@ class LocalExecutor:
         return Worker(order, self._command)
 
     def getting_ready(self, context: StageContext, bounds: Bounds) -> bool:
-        """Whether the attempt had better be started in a moment: a process that it can be forked from is still loading PyTorch."""
-        if self._command or bounds.warm <= 0 or warm.wanted(context) != "torch":
+        """Whether the attempt had better be started in a moment: a process that it can be forked from is still loading its libraries."""
+        libraries = warm.wanted(context)
+        if self._command or bounds.warm <= 0 or libraries is None:
             return False
-        kind, needs = warm.kind_of("torch", context.limits, environment_of(bounds)), warm.enough(context)
-        if not warm.is_known(kind):  # one that died while it loaded is replaced by the attempt that goes on without it
+        kind, needs = warm.kind_of(libraries, context.limits, environment_of(bounds)), warm.enough(context)
+        # One that died while it loaded is replaced by the attempt that goes on without it.
+        if libraries == "torch" and not warm.is_known(kind):
             warm.get_ready(kind, bounds.warm, bounds.memory_reserve, needs)
         return warm.is_loading(kind, needs)
 

@@ -20,8 +20,8 @@ from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import Code, FaultCode
-from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import StageResult
+from daemon.contract.jobs.processes import large_pages
 from daemon.running.attempts.executor import LOG_FILE, Bounds, CpuShare, Order, Progress, Whereabouts
 from daemon.running.attempts.post_mortem import Death, conclude, mib, over_limit
 from daemon.running.attempts.progress_channel import Channel
@@ -113,9 +113,7 @@ class Worker:
         try:
             return None if source is None else self._forked_from(source, order)
         finally:
-            both: tuple[warm.Libraries, ...] = ("torch", "light")
-            if warm.is_loading(replace(kind, libraries="torch")):
-                both = both[:1]  # one after the other, beside this attempt
+            both: tuple[warm.Libraries, ...] = ("torch", "light")  # beside this attempt, and each other
             for libraries in both if warm.comes_first(order.context) else both[:1] if wanted == "torch" else ():
                 warm.get_ready(replace(kind, libraries=libraries), self.bounds.warm, self.bounds.memory_reserve)
 

@@ -13,11 +13,11 @@ import pwd
 import shlex
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from daemon.contract.faults.advice import in_command
+from daemon.contract.light import dataclass
 
 Right = Literal["enter", "list", "read"]
 _MODES: dict[Right, int] = {"enter": os.X_OK, "list": os.R_OK | os.X_OK, "read": os.R_OK}

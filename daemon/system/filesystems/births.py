@@ -12,11 +12,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-_BIRTH = 0x800
-"""STATX_BTIME, in the request as in the answer."""
+_INODE, _BIRTH = 0x100, 0x800
+"""STATX_INO and STATX_BTIME, in the request as in the answer."""
 _NOT_FOLLOWED, _HERE = 0x100, -100
-_SIZE, _TIME_AT = 256, 80
-"""Bytes of the kernel's `struct statx`, and where in it the time is: seconds in 8 bytes, nanoseconds in 4."""
+_SIZE, _ANSWER = 256, struct.Struct("I28xQ40xqI44xII")
+"""Bytes of the kernel's `struct statx`, and what of it is read: what is known, inode, seconds and nanoseconds, major and minor number."""
 
 Identity = tuple[int, int, int]
 """File system, inode, time of its making in ns."""
@@ -27,14 +27,12 @@ def identity_of(path: str | os.PathLike[str]) -> Identity | None:
     call, answer = _statx(), ctypes.create_string_buffer(_SIZE)
     if call is None:
         return None
-    try:
-        status = os.lstat(path)
-    except OSError:
+    if call(_HERE, os.fsencode(path), _NOT_FOLLOWED, _INODE | _BIRTH, answer) != 0:
         return None
-    if call(_HERE, os.fsencode(path), _NOT_FOLLOWED, _BIRTH, answer) != 0 or not struct.unpack_from("I", answer)[0] & _BIRTH:
+    known, inode, seconds, nanoseconds, major, minor = _ANSWER.unpack_from(answer)
+    if not known & _BIRTH:
         return None
-    seconds, nanoseconds = struct.unpack_from("qI", answer, _TIME_AT)
-    return status.st_dev, status.st_ino, seconds * 10**9 + nanoseconds
+    return os.makedev(major, minor), inode, seconds * 10**9 + nanoseconds
 
 
 @functools.cache

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-_PDEATHSIG = 1
+from daemon.contract.parent import end_with_parent
 
 
 def run_to_end(
@@ -37,7 +36,7 @@ def run_side_by_side(
     The next of `commands` is asked for when there is room for it. `heard` gets the number of a command, from 0, and a line of what it says
     on stdout (and stderr, unless that goes elsewhere). What is raised meanwhile, also where the answers are used, kills them all.
     """
-    libc, waiting = ctypes.CDLL(None), enumerate(commands)
+    waiting = enumerate(commands)
     running: dict[int, tuple[int, subprocess.Popen[bytes], bytearray]] = {}
     with selectors.DefaultSelector() as ready:
         try:
@@ -45,7 +44,7 @@ def run_side_by_side(
                 while len(running) < most and (following := next(waiting, None)):
                     process = subprocess.Popen(
                         following[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=environment,
-                        pass_fds=pass_fds, preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
+                        pass_fds=pass_fds, preexec_fn=end_with_parent, start_new_session=True,
                     )  # fmt: skip
                     assert process.stdout is not None
                     running[process.stdout.fileno()] = (following[0], process, bytearray())

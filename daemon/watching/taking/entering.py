@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.files import digest_of_fingerprint, fingerprint
 from daemon.checkpoints.parts import earlier_forms
 from daemon.checkpoints.pinning.pins import Moved, pins_of
 from daemon.config.notify import NotifySettings
@@ -26,23 +26,18 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.plan import stage_names
-from daemon.contract.values import digest_of
 from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import JobRow, Notice, now
 from daemon.system.logger import Logger
+from daemon.system.processes.seats import SEATS
 from daemon.watching.origins import training_of
 from daemon.watching.taking.places import FAILED, Places, Takings, takings_of
 from daemon.watching.taking.turns import Turns
 
 log = Logger("intake")
-
-
-def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
-    """What the journal remembers of a directory's state."""
-    return digest_of([list(row) for row in fingerprint])
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class Entering:
         with self.turns.holding(self._keys(candidate)) as turn:
             while True:
                 turn.begin()
-                reading = self.journal.database.together(lambda: self._read(candidate))
+                reading = self._read(candidate)
                 if self._is_known(candidate, reading) or self._is_another_form(candidate):
                     return None
                 target = self._places().of(candidate.reference, reading.takings)
@@ -108,19 +103,18 @@ class Entering:
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job, whatever else has its content. Return its id, None where the journal had it already."""
-        reading = self.journal.database.together(lambda: self._read(candidate))
+        reading = self._read(candidate)
         return self._enter(candidate, self._places().of(candidate.reference, reading.takings), reading)
 
     def _read(self, candidate: Candidate) -> _Reading:
-        reference, jobs = candidate.reference, self.journal.jobs
-        alike = jobs.alike(candidate.job, reference.root, reference.step, reference.digest)
-        content = [job for job in alike if job.checkpoint.digest == reference.digest]
+        reference, around = candidate.reference, self.journal.jobs.around(candidate.job, candidate.reference)
+        content = [job for job in around.alike if job.checkpoint.digest == reference.digest]
         return _Reading(
-            job=next((job for job in alike if job.id == candidate.job), None),
+            job=next((job for job in around.alike if job.id == candidate.job), None),
             same=[job.id for job in content if job.checkpoint.step == reference.step],
             copies=[job for job in content if job.checkpoint.root == reference.root],
-            here=self.journal.sightings.jobs_at(reference.path),
-            takings=takings_of(self.journal),
+            here=around.here,
+            takings=takings_of(around.places),
         )
 
     def _keys(self, candidate: Candidate) -> frozenset[str]:
@@ -136,7 +130,7 @@ class Entering:
 
     def place_of(self, reference: CheckpointRef) -> Path:
         """Return the folder that an export would have, for a look; nothing is said."""
-        return self._places().would_be(reference, takings_of(self.journal))
+        return self._places().would_be(reference, takings_of(self.journal.jobs.places()))
 
     def _enter(self, candidate: Candidate, target: Path, reading: _Reading) -> str | None:
         reference, settings, jobs = candidate.reference, candidate.effective.settings, self.journal.jobs
@@ -144,19 +138,19 @@ class Entering:
         warning = candidate.effective.warning
         warnings = (*((warning,) if warning else ()), *candidate.warnings)
         pin = pins_of(self.settings.pin, self.paths) / candidate.job
+        latest = settings.select.policy == "latest"
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-            fsync_directory(pin.parent)
-            failpoints.point("pin.named")
-        latest = settings.select.policy == "latest"
-        if candidate.fault is None:
-            # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
-            write_entry(self.paths, JobEntry(
-                job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
-                fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
-            ))  # fmt: skip
-            failpoints.point("entry.written")
+            with SEATS.left():
+                fsync_directory(pin.parent)
+                failpoints.point("pin.named")
+                # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
+                write_entry(self.paths, JobEntry(
+                    job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
+                    fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
+                ))  # fmt: skip
+                failpoints.point("entry.written")
         job = NewJob(
             candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
             warnings=warnings, notice=_notice_of(candidate, self.settings.notify),

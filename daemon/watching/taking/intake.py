@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.files import Fingerprint, fingerprint_and_touch
+from daemon.checkpoints.files import Fingerprint, digest_of_fingerprint, fingerprint_and_touch
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pinning.additions import Added, Settling, pin_additions, unpinned
@@ -31,7 +31,8 @@ from daemon.journal.following import WRITTEN
 from daemon.journal.journal import Journal
 from daemon.system.episodes import Away
 from daemon.system.logger import Logger
-from daemon.watching.taking.entering import Candidate, Entering, digest_of_fingerprint
+from daemon.system.processes.seats import SEATS
+from daemon.watching.taking.entering import Candidate, Entering
 from daemon.watching.taking.turns import Turns
 
 log = Logger("intake")
@@ -136,7 +137,8 @@ class Intake:
         written = _written(inspection.path)
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
         make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed, top=root)
-        digest = identify(incoming)
+        with SEATS.left():  # no Python to speak of is in hashing
+            digest = identify(incoming)
         if rewritten(incoming):
             remove_tree(incoming)
             raise Moved

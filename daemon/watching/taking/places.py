@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from daemon.contract.disk.export_layout import MANIFEST, holds_exports, manifest
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import digest_of
+from daemon.journal.jobs import Place
 from daemon.journal.journal import Journal
 from daemon.system.logger import Logger
 
@@ -104,8 +105,9 @@ class Places:
     def _taken(self, target: Path, reference: CheckpointRef, others: list[tuple[str, Key]]) -> _Taken | None:
         """What keeps the export from this folder, by the journal or by what lies there; None where it is free."""
         mine = _key(target.relative_to(self.paths.output).parts)
+        near = {mine[0], mine[0] + FAILED, mine[0].removesuffix(FAILED)}
         for job, theirs in others:
-            if (depth := _clash(mine, theirs)) is not None and (owner := self._owner(job, target, reference)):
+            if theirs[0] in near and (depth := _clash(mine, theirs)) is not None and (owner := self._owner(job, target, reference)):
                 return _Taken(owner, depth)
         return self._claimed(target, reference) or self._on_disk(target, reference)
 
@@ -168,9 +170,8 @@ class Places:
         return name
 
 
-def takings_of(journal: Journal) -> Takings:
-    """Return what the journal has given away by now."""
-    places = journal.jobs.places()
+def takings_of(places: Sequence[Place]) -> Takings:
+    """Return what is given away by the jobs' places, the earliest first."""
     return Takings(
         list(dict.fromkeys((place.root, place.run) for place in places)),
         [(place.job, place.target) for place in places if place.state != "superseded"],

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from daemon.system.processes.seats import SEATS
+
 
 class Turns:
     """The keys that are held. Used by every thread that enters checkpoints."""
@@ -41,10 +43,17 @@ class Turn:
 
     def hold(self, keys: frozenset[str]) -> None:
         """Wait until nobody has one of these, and hold them."""
+        if not self._get(keys):
+            with SEATS.left(), self._turns.changed:
+                self._turns.changed.wait_for(lambda: self._get(keys))
+
+    def _get(self, keys: frozenset[str]) -> bool:
         with self._turns.changed:
-            self._turns.changed.wait_for(lambda: self._turns.held.isdisjoint(keys))
-            self._turns.held |= keys
-            self.mine |= keys
+            free = self._turns.held.isdisjoint(keys)
+            if free:
+                self._turns.held |= keys
+                self.mine |= keys
+            return free
 
     def release(self, keys: set[str]) -> None:
         """Let these go."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +16,7 @@ from daemon.contract.delivering.orders import Listed, Move, Receipt
 from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.parent import end_with_parent
 from handlers.deliver.command.declaration import CommandOptions
 from handlers.deliver.target import Setting, Unreadable
 from handlers.deliver.version import SourceFile, Version, changed
@@ -33,8 +32,6 @@ MOST_BYTES = 1 << 16
 """Of what it prints that is looked at for the place: the last ones."""
 LONGEST_PLACE = 500
 UNKNOWN = "what people follow there the command alone knows"
-_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 class CommandTarget:
@@ -78,7 +75,7 @@ class CommandTarget:
         try:
             process = subprocess.Popen(
                 self._options.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, env=self._environment(),
-                preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=end_with_parent,
             )  # fmt: skip
         except OSError as error:
             cause = f"the command can't be started: {error.strerror}"

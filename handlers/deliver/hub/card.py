@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daemon.contract.values import Json, number_at, text_at, value_at
+from daemon.contract.values import Json, number_at, text_at
 
 YAML_BEGIN, YAML_END = "# ckptd writes from here", "# ckptd writes to here"
 TEXT_BEGIN, TEXT_END = "<!-- ckptd writes from here -->", "<!-- ckptd writes to here -->"
@@ -101,9 +101,3 @@ def _without(text: str, begin: str, end: str) -> str:
     if not 0 <= start < stop:
         return text
     return text[:start] + text[stop + len(end) :].removeprefix("\n")
-
-
-def verdicts_of(report: Json) -> dict[str, str]:
-    """Variant → verdict."""
-    rows = value_at(report, "artifacts")
-    return {str(row.get("variant")): str(row.get("verdict")) for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}

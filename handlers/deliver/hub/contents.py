@@ -14,7 +14,6 @@ from handlers.deliver.hub import card
 from handlers.deliver.hub.declaration import HubOptions
 from handlers.deliver.hub.interface.commits import Piece, made
 from handlers.deliver.hub.layout import README, RECORD, placed, top_variant
-from handlers.deliver.hub.naming import name_of
 from handlers.deliver.version import Version
 from handlers.models.tasks import task_of
 
@@ -28,7 +27,7 @@ class Contents:
 
     def __init__(self, version: Version, options: HubOptions, repository: str) -> None:
         self.version, self.options, self.repository = version, options, repository
-        self.name = name_of(version)
+        self.name = version.name
         self.top = top_variant(version.variants, options.top) if options.layout == "ready" else None
         self.places = placed((file.path for file in version.files), self.top, options.layout)
         self.large: set[str] = set()

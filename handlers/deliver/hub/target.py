@@ -102,29 +102,37 @@ class Hub:
         return contents
 
     def list(self, run: str) -> Sequence[Listed]:
-        """Names whose commits say that they are ckptd's."""
+        """Names whose commits say that they are ckptd's, and branches on which versions were put together that got no name."""
         rows = []
         for repository in self._repositories(run or self._run):
             names = repository.names()
             if names is None:
                 continue
             current = main_branch.current(repository, names)
-            for name, commit in {**names.branches, **names.tags}.items():
-                mark = repository.mark(commit) if OWN_NAME.fullmatch(name) else None
+            whole = {**names.branches, **names.tags}
+            begun = {name.removeprefix(WORK): commit for name, commit in whole.items() if name.startswith(WORK)}
+            for name, commit in {**begun, **whole}.items():
+                mark = repository.mark(commit) if OWN_NAME.fullmatch(name) and not name.startswith(WORK) else None
                 if mark is not None and mark.version == name and run in ("", mark.run):
-                    rows.append(Listed(version=name, run=mark.run, step=mark.step, export=mark.export, at=mark.at, current=name == current))
+                    rows.append(
+                        Listed(
+                            version=name, run=mark.run, step=mark.step, export=mark.export, at=mark.at, current=name == current,
+                            whole=name in whole,
+                        )
+                    )  # fmt: skip
         return sorted(rows, key=lambda row: (row.run, row.step, row.at))
 
     def remove(self, version: str) -> None:
         """Take a version's name away; the Hub keeps contents that no name leads to for as long as it likes."""
         if not OWN_NAME.fullmatch(version):
             return
+        work = WORK + version
         for repository in self._repositories(self._run):
             names = repository.names()
             if names is None:
                 continue
-            for kind, there in (("tag", names.tags), ("branch", names.branches)):
-                commit = there.get(version)
+            for kind, name, there in (("tag", version, names.tags), ("branch", version, names.branches), ("branch", work, names.branches)):
+                commit = there.get(name)
                 if commit is None or (mark := repository.mark(commit)) is None or mark.version != version:
                     continue
                 if main_branch.current(repository, names) == version:
@@ -132,8 +140,7 @@ class Hub:
                         FaultCode.DELIVERY_CONFLICT, "remove a version", f"main of {repository.name} stands for {version}",
                         "deliver another one first", path=repository.address(version),
                     )  # fmt: skip
-                repository.delete(kind, version)
-                repository.delete("branch", WORK + version)
+                repository.delete(kind, name)
 
     def _repositories(self, run: str) -> Iterator[Repository]:
         """Those that the target's pattern means."""

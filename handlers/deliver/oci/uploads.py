@@ -6,11 +6,11 @@ chunk is cut in its midst: the file begins anew there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from daemon.contract.faults.errors import CkptdError, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
-from handlers.deliver.calls import BLOCK, Said, plain
+from handlers.deliver.calls import Said, plain
 from handlers.deliver.oci.registry import BYTES, Registry, digest_of_file
 from handlers.deliver.target import Resume
 from handlers.deliver.version import SourceFile
@@ -107,13 +107,7 @@ class Uploads:
     def _whole(self, file: SourceFile, url: str, sent: Callable[[int], None]) -> None:
         """Send the file by one request."""
 
-        def body() -> Iterator[bytes]:
-            with file.open() as stream:
-                while data := stream.read(BLOCK):
-                    yield data
-                    sent(len(data))
-
-        self._registry.close(url, digest_of_file(file), body, {"Content-Length": str(file.size)})
+        self._registry.close(url, digest_of_file(file), lambda: file.whole(sent), {"Content-Length": str(file.size)})
 
 
 def _note(file: SourceFile) -> str:

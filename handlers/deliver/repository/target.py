@@ -21,6 +21,7 @@ from daemon.contract.delivering.orders import Listed, Move, Receipt
 from daemon.contract.disk.files import fsync_directory
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from handlers.deliver.locks import locked
 from handlers.deliver.names import of_run
 from handlers.deliver.repository import signature, triton
 from handlers.deliver.repository.declaration import KIND, RepositoryOptions
@@ -55,6 +56,14 @@ class Repository:
         if self._folder.stat().st_dev != self._shelf.folder.parent.stat().st_dev:
             raise _refused(f"{self._shelf.folder.parent} is on another file system")
 
+    def part(self, version: Version) -> Version:
+        """The variant that is served. Raises Permanent where there is none."""
+        is_triton = self._options.layout == "triton"
+        variant = first_that_fits([each for each in KIND.variants if not is_triton or "genai" not in each], version.variants)
+        if variant is None:
+            raise _source(f"the export has only {', '.join(version.variants)}", version)
+        return version.of(variant)
+
     def put(self, file: SourceFile, sent: Callable[[int], None]) -> int:
         """Let the contents lie beside the repository."""
         if self._using is None:
@@ -71,23 +80,22 @@ class Repository:
     def finish(self, version: Version, move: Move) -> Receipt:
         """Rename the version into the repository, and serve it."""
         is_triton, model = self._options.layout == "triton", of_run(self._options.model, version.run)
-        variant = first_that_fits([each for each in KIND.variants if not is_triton or "genai" not in each], version.variants)
-        if variant is None:
-            raise _source(f"the export has only {', '.join(version.variants)}", version)
         name = str(version.step) if is_triton else version.name
-        text = self._config(model, version, variant) if is_triton else ""
+        text = self._config(model, version) if is_triton else ""
         place = self._folder / model / name
         with self._alone():
-            self._rename_in(version, variant, place, text, move)
+            self._rename_in(version, place, text, move)
             why = self._move(version, place, text, move)
+            self._shelf.tidy()
         shown = f"model_name={model}, version {name}" if is_triton else f"og.Model({str(place)!r})"
         return Receipt(version=f"{model}/{name}", place=str(place), moved=not why, why_not_moved=why, usage=shown)
 
-    def _config(self, model: str, version: Version, variant: str) -> str:
+    def _config(self, model: str, version: Version) -> str:
         """Triton's configuration. Raises Permanent for what its backend can't run as it is."""
         if version.step < 1:
             raise _source("Triton's versions begin with 1, and this is step 0", version)
-        graphs = [file for file in version.files if file.path.startswith(f"{variant}/") and file.path.endswith(".onnx")]
+        (variant,) = version.variants
+        graphs = [file for file in version.files if file.path.endswith(".onnx")]
         if [file.path for file in graphs] != [f"{variant}/{triton.GRAPH}"]:
             raise _source(f"{variant} has {len(graphs)} graphs where Triton takes one {triton.GRAPH}", version)
         try:
@@ -99,11 +107,10 @@ class Repository:
     def _alone(self) -> Iterator[None]:
         """Alone among deliveries to this repository."""
         self._shelf.folder.mkdir(exist_ok=True)
-        with (self._shelf.folder / "lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self._shelf.folder / "lock"):
             yield
 
-    def _rename_in(self, version: Version, variant: str, place: Path, text: str, move: Move) -> None:
+    def _rename_in(self, version: Version, place: Path, text: str, move: Move) -> None:
         """Let the version lie in its place, with its model's folder if that is not there. Raises Permanent where another has the place."""
         if os.path.lexists(place):
             if (about := Shelf(str(place.parent)).about(place.name)) is None or about.get("digest") != version.digest:
@@ -112,7 +119,7 @@ class Repository:
                     path=place,
                 )  # fmt: skip
             return
-        made = self._shelf.make(version.of(variant))
+        made = self._shelf.make(version)
         self._sign(made, version)
         if place.parent.is_dir():
             made.rename(place)

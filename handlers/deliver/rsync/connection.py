@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.parent import end_with_parent
 from handlers.deliver.far_end import unreachable
 from handlers.deliver.rsync.declaration import RsyncOptions
 
@@ -27,8 +26,6 @@ NO_CONNECTION = 255
 FULL = ("No space left on device", "Disk quota exceeded")
 FORBIDDEN = ("Permission denied", "Read-only file system", "Operation not permitted")
 UNTRUSTED = ("Host key verification failed", "IDENTIFICATION HAS CHANGED")
-_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 class Connection:
@@ -113,11 +110,12 @@ class Connection:
             raise Permanent(FaultCode.DELIVERY_LIBRARY, "deliver by rsync", f"there is no program {words[0]}", remedy)
         return subprocess.Popen(
             words, cwd=self._scratch, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"},
-            preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=end_with_parent,
         )  # fmt: skip
 
     def _inside(self, script: str) -> bytes:
-        text = f"LC_ALL=C; export LC_ALL; cd {quoted(self._options.folder)} || exit 70\nset -eu\n{script}"
+        """A script of which nothing is run unless all of it arrives: where this process is killed a shell would run a part of a line."""
+        text = f"{{ LC_ALL=C; export LC_ALL; cd {quoted(self._options.folder)} || exit 70\nset -eu\n{script}\n}}\n"
         return text.encode("utf-8", "surrogateescape")
 
     def _connect(self, operation: str) -> None:

@@ -35,12 +35,11 @@ NOT_THAT, ELSEWISE, LACKING = 71, 72, 73
 MOVES = 20
 """Of `latest.json`, before others who move it all the time are said."""
 ALONE = f"exec 9>>{WORK}/lock; flock 9\n"
-CLEAR = f"""exec 8>>{WORK}/used
-if flock -x -n 8; then
-  find {PARTS} -type f -links 1 -exec rm -f {{}} +
-  for left in {WORK}/new-* {WORK}/old-*; do rm -rf "$left"; done
-fi
+CLEAR = f"""for left in {WORK}/new-* {WORK}/old-*; do rm -rf "$left"; done
+exec 8>>{WORK}/used
+if flock -x -n 8; then find {PARTS} -type f -links 1 -exec rm -f {{}} +; fi
 """
+"""Run by who is alone: takes away what others left that were killed, and contents of no version unless another delivery puts some."""
 TRANSFERRED = re.compile(rb"(?:^|\r)\s*(\d+)\s+\d+%")
 LITERAL = re.compile(rb"Literal data: (\d+) bytes")
 LOOK = f"""for program in rsync flock sha256sum; do
@@ -143,6 +142,8 @@ mv -f {started} {place}
             remedy = "look at it, and take it away"
             raise Permanent(FaultCode.DELIVERY_CONFLICT, "make the version", cause, remedy, path=self._options.to)
         why = self._followed(version, move, hashlib.sha256(printed).hexdigest())
+        self._let_go()
+        self._far.run("take away what was left", ALONE + CLEAR)
         place = f"{self._options.to.rstrip('/')}/{run}/{version.name}"
         return Receipt(
             version=f"{run}/{version.name}", place=place, moved=not why, why_not_moved=why, usage=f"rsync -r {place}/ {version.name}/"
@@ -181,6 +182,12 @@ mv -f {new} {run}/{LATEST}
     def _latest(self, run: str) -> bytes:
         return self._far.run(f"read {LATEST}", f"[ ! -f {run}/{LATEST} ] || cat {run}/{LATEST}")[1]
 
+    def _let_go(self) -> None:
+        """From now on contents that no version has may be taken away."""
+        if self._held:
+            self._far.release("flock -u 8")
+            self._held = False
+
     def list(self, run: str) -> Sequence[Listed]:
         """Folders whose manifest says that we made them."""
         script = f"""for file in */*/{MANIFEST} */{LATEST}; do
@@ -203,9 +210,7 @@ done
         """Take a version away, and contents that no other has."""
         if not _is_version(version) or all(row.version != version for row in self.list("")):
             return
-        if self._held:
-            self._far.release("flock -u 8")
-            self._held = False
+        self._let_go()
         operation, (run, _, name) = f"remove {version}", version.partition("/")
         for _ in range(MOVES):
             seen = self._latest(run)

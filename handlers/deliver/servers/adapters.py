@@ -18,7 +18,6 @@ from handlers.deliver.names import of_run
 from handlers.deliver.servers.asking import ask, unexpected
 from handlers.deliver.servers.options import AdapterOptions
 from handlers.deliver.servers.serving import AS_IT_IS, Questions, is_wrong
-from handlers.deliver.servers.shelf import named
 from handlers.deliver.servers.shelved import Shelved
 from handlers.deliver.target import Setting
 from handlers.deliver.version import Version
@@ -45,7 +44,7 @@ class AdapterServer(Shelved):
 
     def finish_alone(self, version: Version, move: Move) -> Receipt:
         """Load it under its own name, ask, and move the alias."""
-        questions, name = self.questions(version), named(version)
+        questions, name = self.questions(version), version.name
         fresh = name not in self.loaded()
         folder = self.shelf.make(version)
         try:

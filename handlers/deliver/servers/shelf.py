@@ -6,11 +6,9 @@ The folder may be one that this machine shares with the server's; `seen_at` of t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from daemon.contract.delivering.orders import Listed
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
-from handlers.deliver.names import short
+from handlers.deliver.locks import has_name, locked
 from handlers.deliver.version import BLOCK, SourceFile, Version
 
 PARTS = ".parts"
@@ -55,21 +53,32 @@ class Shelf:
         if place.is_file() and place.stat().st_size == file.size:
             return file.size
         place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "wb") as target, file.open() as source:
-                while part := source.read(BLOCK):
-                    target.write(part)
-                    sent(len(part))
-                target.flush()
-                os.fsync(target.fileno())
-            # The server may run as another user: what the export lets others read, this does too.
-            os.chmod(name, os.stat(file.source).st_mode & 0o666)
-            os.replace(name, place)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        return 0
+        new = place.with_name(f".new-{file.sha256}")  # whoever is killed leaves it to the next attempt
+        while True:
+            with locked(new, 0o600) as handle:
+                if not has_name(handle, new):
+                    continue
+                if place.is_file() and place.stat().st_size == file.size:  # another process wrote it meanwhile
+                    new.unlink()
+                    return file.size
+                try:
+                    self._fill(handle, file, sent)
+                except BaseException:
+                    new.unlink()
+                    raise
+                new.replace(place)
+                return 0
+
+    @staticmethod
+    def _fill(handle: int, file: SourceFile, sent: Callable[[int], None]) -> None:
+        os.ftruncate(handle, 0)
+        with open(handle, "wb", closefd=False) as target, file.open() as source:
+            while part := source.read(BLOCK):
+                target.write(part)
+                sent(len(part))
+        # The server may run as another user: what the export lets others read, this does too.
+        os.fchmod(handle, file.source.stat().st_mode & 0o666)
+        os.fsync(handle)
 
     def read(self, file: SourceFile) -> Iterator[bytes]:
         """The contents as they lie there."""
@@ -79,7 +88,7 @@ class Shelf:
 
     def make(self, version: Version) -> Path:
         """Make the version's folder, whole or not at all; gives it. One that is there is the same by its name."""
-        folder = self.folder / named(version)
+        folder = self.folder / version.name
         if (folder / ABOUT).is_file():
             return folder
         new = Path(tempfile.mkdtemp(dir=self.folder, prefix=".new-"))
@@ -103,20 +112,18 @@ class Shelf:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until no other process of this machine changes what is served."""
-        handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self.folder / LOCK):
             yield
-        finally:
-            os.close(handle)
 
     def tidy(self) -> None:
-        """Let go of what attempts left that were ended long ago."""
-        for path in (*(self.folder / PARTS).glob("*"), *self.folder.glob(".new-*"), *self.folder.glob(".old-*")):
+        """Let go of what ended attempts left: folders at once, as they are made by who is alone, and contents after a day."""
+        for path in (*self.folder.glob(".new-*"), *self.folder.glob(".old-*")):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (self.folder / PARTS).glob("*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
-                if time.time() - status.st_mtime > OLD and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if time.time() - status.st_mtime > OLD and status.st_nlink == 1:
+                    path.unlink()
 
     def about(self, name: str) -> Json | None:
         """What is known of a version; None where it is none of ours."""
@@ -163,8 +170,3 @@ class Shelf:
 
     def _part(self, file: SourceFile) -> Path:
         return self.folder / PARTS / file.sha256
-
-
-def named(version: Version) -> str:
-    """The version's name, which no other run has."""
-    return f"{short(version.run)}-{version.step}-{version.digest[:8]}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from daemon.contract.disk.files import fsync_directory, make_folders, read_bounded, sweep_temporaries, walk, write_atomic
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
+from handlers.deliver.locks import has_name, locked
 from handlers.deliver.store.backend import MANIFEST, MOST, Document
 from handlers.deliver.store.layout import begun
 from handlers.deliver.target import Resume
@@ -70,10 +70,10 @@ class Folder:
             while True:
                 self.look()
                 make_folders(part.parent)
-                with contextlib.suppress(FileNotFoundError), _locked(part) as handle:
+                with contextlib.suppress(FileNotFoundError), locked(part) as handle:
                     if not anew and self.has(key, file):  # another process wrote it meanwhile
                         return file.size
-                    if os.path.lexists(part) and os.path.samestat(os.fstat(handle), os.stat(part)):
+                    if has_name(handle, part):
                         return self._fill(key, handle, part, file, sent)
 
     def _fill(self, key: str, handle: int, part: Path, file: SourceFile, sent: Callable[[int], None]) -> int:
@@ -137,7 +137,7 @@ class Folder:
         with _errors(self._base):
             self.look()
             make_folders(path.parent)
-            with _locked(self._base / key.partition("/")[0] / ".lock"):
+            with locked(self._base / key.partition("/")[0] / ".lock"):
                 there = self.read(key) if tag is not None else None
                 if tag is not None and (there.tag if there else "") != tag:
                     return False
@@ -217,17 +217,6 @@ def _renamed(hidden: Path, final: Path) -> bool:
         raise
     fsync_directory(final.parent)
     return True
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Hold a file alone; a process that is killed lets go of it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

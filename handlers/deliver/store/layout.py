@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from daemon.contract.values import Json
-from handlers.deliver.names import short
+from handlers.deliver.names import long
 from handlers.deliver.store.backend import LATEST
 from handlers.deliver.version import Version
 
@@ -19,7 +19,7 @@ FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def run_folder(run: str) -> str:
     """The folder of a run."""
-    return short(run, 100, dots=True)
+    return long(run)
 
 
 def begun(folder: str) -> str:

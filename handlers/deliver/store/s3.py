@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.deliver.calls import Body, Calls, Said, plain
-from handlers.deliver.store.access import variables, wanted
+from handlers.deliver.store.access import Keys, keys_of_aws, variables
 from handlers.deliver.store.answers import child, elements, first
 from handlers.deliver.store.backend import MANIFEST, MOST, Document, headers_of
 from handlers.deliver.store.declaration import StoreOptions
@@ -34,10 +34,9 @@ class S3:
 
     def __init__(self, options: StoreOptions, secret: str, resume: Resume) -> None:
         known = variables(secret)
-        access_key, secret_key = wanted(known, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         region = options.region or known.get("AWS_REGION") or known.get("AWS_DEFAULT_REGION") or "us-east-1"
-        token = known.get("AWS_SESSION_TOKEN", "")
-        self._signer = Signer(access_key, secret_key, token, region)
+        self._keys, self._hidden = keys_of_aws(secret), set[str]()
+        self._signer = Signer(self._now, region)
         self._fence, self._prefix, self._bucket = options.fence, options.prefix, options.bucket
         base = options.endpoint or f"https://s3.{region}.amazonaws.com"
         if (options.addressing or ("path" if options.endpoint or "." in self._bucket else "virtual")) == "virtual":
@@ -45,9 +44,17 @@ class S3:
             base, self._root = f"{scheme}://{self._bucket}.{host}", ""
         else:
             self._root = f"/{self._bucket}"
-        self._calls = Calls(base, options.ca_file, (secret_key, token))
+        self._calls = Calls(base, options.ca_file)
         self._uploads = Uploads(self.ask, resume, options.part_bytes)
         self.place = f"s3://{self._bucket}/{self._prefix}"
+
+    def _now(self) -> Keys:
+        """The keys, which no text shows from now on."""
+        keys = self._keys()
+        for secret in {keys.secret, keys.token} - self._hidden - {""}:
+            self._calls.hide(secret)
+            self._hidden.add(secret)
+        return keys
 
     def close(self) -> None:
         """Close connections."""

@@ -6,20 +6,20 @@ import email.utils
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit
+
+from handlers.deliver.store.access import Keys
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 @dataclass
 class Signer:
-    """Signs with a key."""
+    """Signs with the keys that there are at the moment."""
 
-    access_key: str
-    secret_key: str = field(repr=False)
-    token: str = field(repr=False)
+    keys: Callable[[], Keys]
     region: str
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     skew: timedelta = timedelta()
@@ -27,10 +27,10 @@ class Signer:
 
     def signed(self, method: str, url: str, headers: Mapping[str, str], payload: str) -> dict[str, str]:
         """The headers with a signature. `url` has its path and query as `path` and `query` write them; `payload`: SHA-256 of the body."""
-        parts, moment = urlsplit(url), (self.now() + self.skew).strftime("%Y%m%dT%H%M%SZ")
+        keys, parts, moment = self.keys(), urlsplit(url), (self.now() + self.skew).strftime("%Y%m%dT%H%M%SZ")
         given = {**headers, "x-amz-date": moment, "x-amz-content-sha256": payload}
-        if self.token:
-            given["x-amz-security-token"] = self.token
+        if keys.token:
+            given["x-amz-security-token"] = keys.token
         covered = {"host": _host(url)} | {
             name.lower(): " ".join(value.split()) for name, value in given.items() if name.lower().startswith(("x-amz-", "content-type"))
         }
@@ -39,11 +39,11 @@ class Signer:
         request = "\n".join((method, parts.path or "/", parts.query, lines, names, payload))
         scope = f"{moment[:8]}/{self.region}/s3/aws4_request"
         text = "\n".join((ALGORITHM, moment, scope, hashlib.sha256(request.encode()).hexdigest()))
-        key = f"AWS4{self.secret_key}".encode()
+        key = f"AWS4{keys.secret}".encode()
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")
         signature = hmac.digest(key, text.encode(), "sha256").hex()
-        credential = f"Credential={self.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        credential = f"Credential={keys.access}/{scope}, SignedHeaders={names}, Signature={signature}"
         return {**given, "Authorization": f"{ALGORITHM} {credential}"}
 
     def learn(self, date: str) -> bool:

@@ -54,7 +54,9 @@ def combine(matches: Sequence[tuple[Adapter, Matched, float]]) -> Matched:
                 plain = _plain(adapter, table[name])
                 middle = f"{number}:{plain.middle}" if plain.middle else None
                 operations.append(
-                    replace(plain, a=f"{number}:{plain.a}", b=f"{number}:{plain.b}", middle=middle, scale=plain.scale * weight)
+                    replace(
+                        plain, a=f"{number}:{plain.a}", b=f"{number}:{plain.b}", middle=middle, scale=plain.scale * weight, rounded=False
+                    )
                 )
                 output = replace(output, module=table[name].module)
         outputs.append(replace(output, operation=Sum(tuple(operations)) if operations else None))

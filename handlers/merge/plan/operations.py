@@ -44,7 +44,7 @@ class LowRank(Operation):
     """Key of a diagonal between B and A."""
     divisor: float = 1.0
     rounded: bool = False
-    """The delta is rounded to the base's dtype before it is added, as PEFT does for embeddings."""
+    """The delta is rounded to the base's dtype before it is added, as PEFT does for embeddings; where the sum is written in that dtype."""
 
     @property
     def twice(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from handlers.merge.adapters.adapter import AdapterSource
+from handlers.merge.plan.operations import LowRank, Operation
 from handlers.merge.plan.output_layout import Output, resharded
 from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import StoredSource, torch_dtype
@@ -28,12 +29,17 @@ def cast(outputs: Iterable[Output], model: ModelFolder, name: str) -> list[Outpu
             result.append(output)
             continue
         source = output.source
-        if isinstance(source, AdapterSource):
-            source = source.cast(torch_dtype(wanted, model.path))
+        if isinstance(source, AdapterSource):  # what is added to is not rounded before the sum
+            source = source.cast(torch_dtype(wanted if output.operation is None else "F32", model.path))
         elif not output.computed and output.stored is not None:
             source = StoredSource(output.name, model.path_of(output.stored), output.stored)
-        result.append(replace(output, dtype=wanted, source=source))
+        result.append(replace(output, dtype=wanted, source=source, operation=_in_one(output.operation)))
     return result
+
+
+def _in_one(operation: Operation | None) -> Operation | None:
+    """The operation without a rounding of its own, which follows PEFT where the base keeps its dtype."""
+    return replace(operation, rounded=False) if isinstance(operation, LowRank) else operation
 
 
 def divide(outputs: Iterable[Output], limit: int) -> list[Output]:

@@ -31,7 +31,6 @@ from handlers.onnx.export.building import Built, wanted_form
 from handlers.onnx.export.failures.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
 from handlers.onnx.export.failures.failure_report import failure_with_report
 from handlers.onnx.export.history import History, PastExport, key_of
-from handlers.onnx.export.optimization import optimize_export
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.strategies import LOSSES, STRATEGIES, Strategy, named, starting_at
 
@@ -59,6 +58,8 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
         examples.place(family.task.name, staging)
     built = climbed.result
     if built.optimization is None:
+        from handlers.onnx.export.optimization import optimize_export  # what only fills a template has no use for it
+
         polished = optimize_export(context, built.graphs, built.verify, reporter)
         built = replace(
             built, graphs=polished.graphs, optimization=polished.figures, warnings=[*built.warnings, *polished.warnings],

@@ -29,7 +29,6 @@ from handlers.graphs.attention.fusing import fuse
 from handlers.graphs.graphset import GraphSet
 from handlers.models.folder import ModelFolder
 from handlers.onnx.export import building
-from handlers.onnx.export.optimization import optimize_export
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import blocks, filling, layers, repetition, shallow
 from handlers.onnx.templates.blocks import Blocks
@@ -158,6 +157,8 @@ def _traced(
     if chain is not None:
         _check_blocks(chain, built.graphs, staging, finder)
     spared = [block_role(number) for _, number in chain.alike] if chain is not None else []
+    from handlers.onnx.export.optimization import optimize_export  # what only fills a template has no use for it
+
     polished = optimize_export(small, built.graphs, built.verify, task.reporter, template=True, without=spared)
     proved = marks.roles(polished.graphs.extra, marks.PROVED)
     fused = proved if task.context.work.options(OnnxOptions).optimize != "auto" else ()

@@ -33,6 +33,7 @@ FORMAT = Format(
     options="handlers.onnx.options:OnnxOptions",
     section="onnx",
     engines={"onnx-genai": {"causal": "handlers.validate.engines.graphs.genai:GenaiEngine"}},
+    data_engines=frozenset({"onnx-genai"}),
     variants=(
         Variant(
             "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 2,

@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import onnx_ir as ir
-from onnxscript.rewriter import pattern
 
 _ATTRIBUTES = ("_matcher", "_target_pattern", "_verbose")
 """What is read of a rule; if a version of onnxscript has no such thing, its rules are tried as they are."""
@@ -36,6 +35,8 @@ def _last_operator(rule: Any) -> tuple[str, str] | None:
 @contextlib.contextmanager
 def by_operator() -> Iterator[None]:
     """Inside, rules are tried only on nodes of the operator that they end in."""
+    from onnxscript.rewriter import pattern  # what only fills a template has no use for it
+
     original = getattr(pattern.RewriteRule, "try_rewrite", None)
     if original is None:
         yield

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
-import onnxscript.optimizer
 import torch
 
 from daemon.contract.jobs.messages import StageContext
@@ -98,7 +97,9 @@ def legacy(request: Request) -> ir.Model:
             do_constant_folding=False,
         )
     model = ir.load(path)
-    onnxscript.optimizer.optimize(model)
+    from onnxscript import optimizer  # rarely needed
+
+    optimizer.optimize(model)
     return model
 
 

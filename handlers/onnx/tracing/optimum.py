@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
-import onnxscript.optimizer
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.families.base import Part
@@ -38,8 +37,10 @@ def graph_of(part: Part, opset: int, context: StageContext, toolchain: Path, scr
     if not path.is_file():
         made = ", ".join(sorted(file.name for file in folder.glob("*.onnx"))) or "nothing"
         raise GraphMismatchError(f"optimum made {made}, and no {part.file}")
+    from onnxscript import optimizer  # rarely needed
+
     model = ir.load(path)
-    onnxscript.optimizer.optimize(model)
+    optimizer.optimize(model)
     _hand_on_what_does_not_change(model, part.signature.outputs)
     for kind, values, names in (
         ("inputs", model.graph.inputs, part.signature.inputs),

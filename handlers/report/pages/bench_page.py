@@ -11,8 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from daemon.contract import units
-from daemon.contract.jobs.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, Spread
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.processes.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, use_language
 from daemon.contract.language.lists import clauses
 from handlers.child.progress import Reporter, StageOutput

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from daemon.contract import units
 from daemon.contract.advice.which import METRIC_NAMES
@@ -243,8 +242,8 @@ def limit_position(ratio: float) -> float:
 
 def timeline(report: Report) -> Timeline | None:
     """Stages and attempts from the first start to the report; None when no attempt has started."""
-    end = _seconds(report.finished)
-    starts = [start for stage in report.stages for attempt in stage.attempts if (start := _seconds(attempt.started)) is not None]
+    end = units.seconds_of(report.finished)
+    starts = [start for stage in report.stages for attempt in stage.attempts if (start := units.seconds_of(attempt.started)) is not None]
     if end is None or not starts:
         return None
     begin = min(starts)
@@ -319,10 +318,10 @@ def _limit_row(artifact: Artifact) -> LimitRow:
 
 
 def _span(attempt: Attempt, begin: float, end: float, total: float) -> Span | None:
-    start = _seconds(attempt.started)
+    start = units.seconds_of(attempt.started)
     if start is None:
         return None
-    stop = _seconds(attempt.ended)
+    stop = units.seconds_of(attempt.ended)
     stop = end if stop is None else stop
     left = min(max(100 * (start - begin) / total, 0), 99.4)
     width = min(max(100 * (stop - start) / total, 0.6), 100 - left)
@@ -331,14 +330,6 @@ def _span(attempt: Attempt, begin: float, end: float, total: float) -> Span | No
         number=attempt.number, strategy=attempt.strategy, outcome=translated(outcome), time=units.duration(stop - start)
     )
     return Span(round(left, 2), round(width, 2), outcome, text)
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-    return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _pairs(history: Iterable[object]) -> Iterable[tuple[float, float]]:

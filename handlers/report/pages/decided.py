@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daemon.contract import units
+from daemon.contract.formats.thresholds import LIMIT_NAMES
 from daemon.contract.jobs.figures import Decision
 from daemon.contract.language import lists
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.catalog import translated, translated_plural
 from handlers.report.model import Artifact, Report
 
-_LIMITS = {
-    "kl": to_translate("KL"), "agreement": to_translate("agreement"), "perplexity": to_translate("perplexity ratio"),
-    "fine_tuning": to_translate("fine-tuning in it"), "error": to_translate("largest error"),
-}  # fmt: skip
 _LEAST = frozenset({"agreement", "fine_tuning"})
 """Limits that are smallest values."""
 
@@ -60,7 +57,7 @@ def sentence(artifact: Artifact) -> str:
     if not decisions:
         return ""
     read = max(decision.texts for decision in decisions)
-    open_limits = [translated(_LIMITS.get(decision.limit, decision.limit)) for decision in decisions if decision.outcome == "undecided"]
+    open_limits = [translated(LIMIT_NAMES.get(decision.limit, decision.limit)) for decision in decisions if decision.outcome == "undecided"]
     if open_limits:
         words = translated_plural("undecided after {count} prompt: {limits}", "undecided after {count} prompts: {limits}", read)
         return words.format(count=read, limits=lists.names(open_limits))
@@ -80,7 +77,7 @@ def _row(variant: str, decision: Decision) -> Row:
         certain = units.span((decision.low, decision.high), show)
     excused = decision.limit == "agreement" and decision.outcome == "passed" and (decision.low or 0.0) < decision.allowed
     why = translated("does not count, as KL is certainly at most half of its limit") if excused else ""
-    unit = translated("KL, nats") if decision.limit == "kl" else translated(_LIMITS.get(decision.limit, decision.limit))
+    unit = translated("KL, nats") if decision.limit == "kl" else translated(LIMIT_NAMES.get(decision.limit, decision.limit))
     return Row(
         variant, unit, show(decision.value), certain or units.NOTHING,
         f"{'≥' if decision.limit in _LEAST else '≤'} {show(decision.allowed)}", decision.outcome, why, decision.texts,

@@ -45,8 +45,6 @@ class PromptLikeness(Figures):
     """Mean divergence from the reference, in nats a position; None for a task without one."""
     error_max_absolute: float
     """Largest |Δ| of an output."""
-    worst_position: int
-    """Row in which that is."""
 
 
 class NotFiniteError(ValueError):
@@ -74,6 +72,8 @@ class _Sums:
 
     positions: int = 0
     agreeing: int = 0
+    mistakable: float = 0.0
+    """Of vectors: sum of what `_mistakable` gives."""
     kl: float = 0.0
     tokens: int = 0
     """Tokens of the text that have a probability."""
@@ -138,7 +138,9 @@ class Comparison:
             errors += difference.max(axis=1).tolist()
             means += difference.mean(axis=1).tolist()
             if self._head == "vector":
-                agreeing += self._near_rows(reference, start, theirs)
+                near, mistakable = self._near_rows(reference, start, theirs)
+                agreeing += near
+                text.mistakable += mistakable
             elif self._head == "choice":
                 inside = [(row - start, token) for row, token in following if start <= row < start + len(mine)]
                 parts.append(distribution.of_choices(mine, theirs, inside))
@@ -163,7 +165,6 @@ class Comparison:
             agreement=self._share(agreeing, len(reference)),
             kl=self._divergence(sum(divergences), len(reference)),
             error_max_absolute=max(errors),
-            worst_position=int(np.argmax(errors)),
         )
         return Rows(summary, positions.divergences, np.array(means), np.array(errors), positions)
 
@@ -178,13 +179,13 @@ class Comparison:
         single = reference.shape[1] == 1
         return Positions(errors=np.array(errors), values=np.hstack([reference, other]).astype(np.float64) if single else np.zeros((0, 2)))
 
-    def _near_rows(self, reference: np.ndarray, start: int, theirs: np.ndarray) -> int:
-        """Count the vectors that are closer to their own counterpart than to any other."""
-        likeness = _unit(theirs) @ _unit(reference.astype(np.float64)).T
-        own = likeness[np.arange(len(theirs)), start + np.arange(len(theirs))]
-        self._cosines += own.tolist()
-        # Equal tokens may have equal vectors: which of them is the nearest one is then left to rounding.
-        return int((own >= likeness.max(axis=1) - 1e-9).sum())
+    def _near_rows(self, reference: np.ndarray, start: int, theirs: np.ndarray) -> tuple[int, float]:
+        """Count the vectors that are closer to their own counterpart than to any other; the sum of what `_mistakable` gives."""
+        mine = _unit(reference.astype(np.float64))
+        likeness, places = _unit(theirs) @ mine.T, start + np.arange(len(theirs))
+        self._cosines += likeness[np.arange(len(theirs)), places].tolist()
+        mistakable = _mistakable(likeness, places, mine)
+        return int((mistakable < 1).sum()), float(mistakable.sum())
 
     def _keep_vectors(self, reference: np.ndarray, other: np.ndarray, text: _Sums) -> None:
         mine, theirs = reference.mean(axis=0, dtype=np.float64), other.mean(axis=0, dtype=np.float64)
@@ -249,6 +250,8 @@ class Comparison:
         sums = {"error": [(text.largest, float(text.positions)) for text in texts]}
         if self._head != "value":
             sums["agreement"] = [(float(text.agreeing), float(text.positions)) for text in texts]
+        if self._head == "vector":
+            sums["mistakable"] = [(text.mistakable, float(text.positions)) for text in texts]
         if self._head in ("choice", "labels"):
             sums["kl"] = [(text.kl, float(text.positions)) for text in texts]
         if any(text.tokens for text in texts):
@@ -260,12 +263,13 @@ class Comparison:
 
     def _judge_among_prompts(self) -> None:
         """Of vectors of texts: whether each is closest to its own counterpart among those of all prompts."""
-        mine, theirs = (np.stack([pair[side] for pair in self._vectors]) for side in (0, 1))
-        likeness = _unit(theirs) @ _unit(mine).T
+        mine, theirs = (_unit(np.stack([pair[side] for pair in self._vectors])) for side in (0, 1))
+        mistakable = _mistakable(theirs @ mine.T, np.arange(len(mine)), mine)
         for text in self._texts:
-            text.agreeing = 0
-        for text, right in zip(self._single, likeness.diagonal() >= likeness.max(axis=1) - 1e-9, strict=True):
-            text.agreeing += int(right)
+            text.agreeing, text.mistakable = 0, 0.0
+        for text, share in zip(self._single, mistakable.tolist(), strict=True):
+            text.agreeing += int(share < 1)
+            text.mistakable += share
 
     def _rank_correlation(self) -> float | None:
         """Give Spearman's correlation of the cosines of all pairs of prompts under both models; None from less than three."""
@@ -289,6 +293,23 @@ class Comparison:
             "perplexity_ratio_interval": ends and ends[1:],
             "perplexity_tokens": tokens,
         }
+
+
+def _mistakable(likeness: np.ndarray, places: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Give, for rows of cosines (N, M) with M unit vectors `mine` (M, V), how near each is to being taken for another than its own
+    counterpart at `places` (N,): what its cosine with that lacks of 1, over what the largest other one lacks; 1 where it is taken so.
+
+    At least the share of those that are taken so, and so is its mean; it says more than a count where the count is 0.
+    """
+    rows = np.arange(len(likeness))
+    own = likeness[rows, places]
+    others = np.where(np.arange(likeness.shape[1]) == places[:, None], -1.0, likeness)
+    # Equal tokens may have equal vectors: which of them is the nearest one is then left to rounding.
+    others[(mine[places] @ mine.T) >= 1 - 1e-9] = -1.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.clip(np.nan_to_num((1 - own) / (1 - others.max(axis=1)), nan=1.0, posinf=1.0), 0.0, np.nextafter(1.0, 0.0))
+    shares[own < likeness.max(axis=1) - 1e-9] = 1.0
+    return np.asarray(shares)
 
 
 def rounded(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

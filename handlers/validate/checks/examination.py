@@ -86,6 +86,10 @@ class Examination(Compared):
     """What the comparison with the live model adds up, to be gone on with; None where none was made."""
     tuned: FineTuning | None = None
     """The same of the share of the fine-tuning."""
+    beside: rounded.Beside | None = None
+    """The same of the comparison with the live model with its weights rounded; None where nobody asked that."""
+    weighed: bool = False
+    """Whether each of its stored weights was compared with the merged one."""
     unit: float = 1.0
     """Standard deviation of the live model's outputs."""
     decisions: tuple[Decision, ...] = ()
@@ -144,6 +148,7 @@ def examine(
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     result.compared, result.tuned, result.unit = live, tuned, reference.logit_std
     tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
+    result.beside = tied
     of_peft = rounded.OfPeft(reference.logit_std) if _is_merge(worker.name) and all(sample.merged for sample in reference.samples) else None
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
@@ -163,16 +168,19 @@ def examine(
         with comparable():
             rows.append(live.add(wanted, logits, reference.following(sample), same_text=sample.piece))
             if tied is not None and sample.rounded is not None:
-                tied.add(np.load(sample.rounded), logits, reference.following(sample))
+                tied.add(np.load(sample.rounded), logits, reference.following(sample), same_text=sample.piece)
             if of_peft is not None and sample.merged is not None:
-                of_peft.add(np.load(sample.merged), logits)
+                of_peft.add(logits, *(np.load(path) for path in (sample.merged, sample.once) if path is not None))
             figures = PromptFigures(**rows[-1].summary.given)
             if merged is not None:
                 figures = figures.plus(
                     merged_error_max_absolute=largest_error(np.load(logits_file(merged.logits, reference.number(number))), logits)
                 )
         if sample.base_logits is not None:
-            tuned.add(wanted[sample.base_rows], np.load(sample.base_logits), logits[sample.base_rows], same_text=sample.piece)
+            bare, changed = np.load(sample.base_logits), sample.base_rows
+            tuned.add(wanted[changed], bare, logits[changed], same_text=sample.piece)
+            if tied is not None and sample.rounded is not None:
+                tied.tuned.add(np.load(sample.rounded)[changed], bare, logits[changed], same_text=sample.piece)
         result.prompts.append(figures if subject.kind == "encoder" else _decoded(worker, sample, figures))
     figures_at_length, unusable = length.measure(worker, long, subject, outputs, merged.logits if merged else None)
     if unusable:

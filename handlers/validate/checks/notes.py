@@ -47,7 +47,7 @@ def _number(value: float | None) -> str:
 
 def _blind(figures: CheckFigures, base: Likeness) -> list[str]:
     """Say that nearness does not show whose weights the artifact has, where the base is no farther from the live model."""
-    if reason := _alike(figures, base):
+    if reason := alike(figures, base):
         return [
             f"the comparison is blind: {reason}. So it does not show that the fine-tuning is in the artifact{_share(figures)}; {OWN_DATA}"
         ]
@@ -64,7 +64,7 @@ def _blind(figures: CheckFigures, base: Likeness) -> list[str]:
     ]
 
 
-def _alike(figures: CheckFigures, base: Likeness) -> str | None:
+def alike(figures: CheckFigures, base: Likeness) -> str | None:
     """Say that the base is as near as the artifact by the first of these measures that the task has, with its figures."""
     if base.kl is not None and figures.kl is not None:
         sentence = f"the base without the adapter has KL {base.kl:.3g} from the live model, the artifact {figures.kl:.3g}"
@@ -91,6 +91,15 @@ def grows(figures: CheckFigures) -> str | None:
     if figures.growth is None or interval is None or interval[0] <= growth.MARGIN:
         return None
     return f"the differences grow over the sequence, {figures.growth:.2g} times from the first to the last third (95 % {_span(interval)})"
+
+
+def by_weights(decision: Decision) -> str:
+    """Say that the weights decided what the texts left open."""
+    return (
+        f"{_NAMES[decision.limit]} {_number(decision.value)}, {_between(decision)}: {decision.texts} prompts do not decide it,"
+        " because rounding changes more than the fine-tuning. The stored weights are the merged ones, rounded, so the fine-tuning is there"
+        " as far as these bits hold it, and the limit counts as kept; a less quantized form shows it"
+    )
 
 
 POSITIONS = "as wrong positions make them (an offset, another rope_theta), or rounding to few bits"

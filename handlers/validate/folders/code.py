@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import handlers
+from daemon.contract.formats.catalog import catalog
 from handlers.folder import opening
 from handlers.folder.examples import CHAT, NAME
 
-DATA = frozenset({
-    "torch", "torch-stored", "onnx", "web", "onnx-genai", "openvino", "gguf", "mlx", "executorch", "litert", "coreml",
-})  # fmt: skip
-"""Engines that read a folder as data. All others take code from it: TorchScript can write files, torch.export unpickles, AOTInductor and
-TensorRT load what was compiled; and of the engines of other packages nothing is known."""
 LIBRARIES = {"genai_config.json": ("custom_ops_library", "library_path"), "config.json": ("model_file",)}
 """File of settings → keys that name a file of code: onnxruntime-genai loads a library of operators, mlx-lm a Python file."""
 _LARGEST = 64 << 20
@@ -30,8 +26,12 @@ _NEEDS = re.compile(r"^Needs ([\w ,-]{1,80}),", re.MULTILINE)
 
 
 def of_model(folder: Path, engine: str) -> str | None:
-    """Say what the engine would run, as a clause; None where it only reads."""
-    if engine not in DATA:
+    """Say what the engine would run, as a clause; None where it only reads.
+
+    Engines that no format says to read data take code from a folder: TorchScript can write files, torch.export unpickles, AOTInductor and
+    TensorRT load what was compiled; and of the engines of other packages nothing is known.
+    """
+    if engine != "torch" and engine not in catalog().data_engines:
         return f"its files hold programs, and the engine {engine} runs them when it loads them"
     for name, keys in LIBRARIES.items():
         path = folder / name

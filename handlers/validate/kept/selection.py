@@ -71,7 +71,7 @@ def _of_sample(sample: Sample, share: float, rows: dict[Path, list[int]]) -> Sam
         rows[sample.base_logits] = base
     return replace(
         sample, keep=[sample.keep[place] for place in places], base_rows=[number[sample.base_rows[row]] for row in base],
-        base_logits=sample.base_logits if base else None, merged=None,
+        base_logits=sample.base_logits if base else None, merged=None, once=None,
         completion=None if sample.completion is None else [number[place] for place in sample.completion if place in number],
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.benchmark import BenchPoint, Spread
+from daemon.contract.jobs.processes.benchmark import BenchPoint, Spread
 from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing
 

@@ -6,7 +6,6 @@ Used by `command` and `harness`. Its standard error is the attempt's log.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from daemon.contract.faults.advice import quoted
+from daemon.contract.parent import end_with_parent
 from handlers.validate.tasks.answers import Unanswered
 
 MOST_BYTES = 64 << 20
@@ -26,9 +26,7 @@ MOST_BYTES = 64 << 20
 POLL_SECONDS = 0.2
 _LAST_BYTES = 4096
 """Of its standard error, in which its last line is looked for."""
-_PDEATHSIG = 1
 _STDERR = 2
-_LIBC = ctypes.CDLL(None)
 
 
 class TaskProcess:
@@ -42,7 +40,7 @@ class TaskProcess:
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, process_group=0,
-                preexec_fn=lambda: _LIBC.prctl(_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=end_with_parent,
             )  # fmt: skip
         except (OSError, ValueError) as error:
             raise Unanswered(f"it can't be started: {getattr(error, 'strerror', None) or error}") from None

@@ -53,9 +53,14 @@ class CausalDriver:
         """See `Driver.long`."""
         return long_pass.causal(self._engine, request.ids, request.pieces, request.keep)
 
-    def sampled(self, ids: Sequence[int], tokens: int, seed: int) -> list[int]:
-        """Give a continuation that is drawn and not chosen; an end token ends it."""
-        return decoding.greedy(self._engine, ids, tokens, choose=decoding.drawn(seed), end_tokens=self._engine.end_tokens, least=1).tokens
+    def sampled(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[list[int]]:
+        """Give continuations that are drawn and not chosen; an end token ends each."""
+        try:
+            return decoding.sampled(self._engine, prompts, tokens, seed, self._engine.end_tokens)
+        except Exception:  # of a model that takes one row alone
+            if len(prompts) == 1:
+                raise
+            return [self.sampled([ids], tokens, seed + row)[0] for row, ids in enumerate(prompts)]
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

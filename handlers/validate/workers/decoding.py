@@ -16,8 +16,6 @@ from handlers.validate.engines.arrays import largest_difference, row_differences
 from handlers.validate.engines.registry import Engine
 from handlers.validate.workers.stopwatch import Stopwatch
 
-Choose = Callable[[np.ndarray, Sequence[int]], int]
-
 
 @dataclass(frozen=True)
 class Decoded:
@@ -77,7 +75,7 @@ def teacher_forced(engine: Engine, ids: Sequence[int]) -> np.ndarray:
     return logits
 
 
-def most_likely(logits: np.ndarray, _seen: Sequence[int]) -> int:
+def most_likely(logits: np.ndarray) -> int:
     """Give the plain greedy choice: the first largest of logits (V,)."""
     return int(np.argmax(logits))
 
@@ -86,21 +84,32 @@ DRAWN_FROM = 50
 """Most likely tokens among which one is drawn: the long tail of a small model's distribution is noise."""
 
 
-def drawn(seed: int) -> Choose:
+def drawn(seed: int) -> Callable[[np.ndarray], int]:
     """Give a choice by the probabilities of the most likely tokens; the same seed draws the same tokens from the same logits."""
     random = np.random.default_rng(seed)
 
-    def choose(logits: np.ndarray, _seen: Sequence[int]) -> int:
-        best = np.argsort(-logits, kind="stable")[:DRAWN_FROM]
+    def choose(logits: np.ndarray) -> int:
+        best = np.argpartition(-logits, DRAWN_FROM)[:DRAWN_FROM] if len(logits) > DRAWN_FROM else np.arange(len(logits))
+        best = best[np.lexsort((best, -logits[best]))]
         weights = np.exp(logits[best].astype(np.float64) - float(logits[best[0]]))
         return int(best[random.choice(len(best), p=weights / weights.sum())])
 
     return choose
 
 
-def greedy(
-    engine: Engine, prompt: Sequence[int], count: int, *, choose: Choose = most_likely, end_tokens: Sequence[int] = (), least: int = 0
-) -> Decoded:
+def sampled(engine: Engine, prompts: Sequence[Sequence[int]], count: int, seed: int, end_tokens: Sequence[int]) -> list[list[int]]:
+    """Give what follows each of the prompts, which go on side by side: at most `count` tokens; an end token ends it. The first one is drawn
+    with `seed`, the others with the numbers after it."""
+    choices, texts = [drawn(seed + row) for row in range(len(prompts))], [list[int]() for _ in prompts]
+    batch = Batch(engine, prompts, last=True)
+    while len(texts[0]) < count and not all(set(end_tokens).intersection(text) for text in texts):
+        logits = batch.advance([text[-1:] for text in texts]) if texts[0] else batch.prefill
+        for text, choose, row in zip(texts, choices, logits[:, -1], strict=True):
+            text.append(choose(row))
+    return [text[: next((length for length, token in enumerate(text, 1) if token in end_tokens), count)] for text in texts]
+
+
+def greedy(engine: Engine, prompt: Sequence[int], count: int, *, end_tokens: Sequence[int] = (), least: int = 0) -> Decoded:
     """Decode `count` tokens through the cache; an end token ends it early once `least` tokens are there.
 
     `prefill_seconds` covers the prompt's pass, `decode_seconds` the single-token steps after it.
@@ -113,7 +122,7 @@ def greedy(
     rows: list[np.ndarray] = []
     while True:
         rows.append(row)
-        tokens.append(choose(row, [*prompt, *tokens]))
+        tokens.append(most_likely(row))
         if len(tokens) >= count or (tokens[-1] in end_tokens and len(tokens) >= least):
             break
         row = batch.advance([tokens[-1:]])[0, -1]
@@ -219,7 +228,7 @@ class _Text:
         if not self.going:
             return
         row, place = self.row, len(self.tokens)
-        chosen = most_likely(logits, ())
+        chosen = most_likely(logits)
         self.chosen.append(chosen)
         if place < len(row.known) and chosen != row.known[place]:
             chosen, self.lost = (row.known[place], False) if row.forced else (chosen, True)

@@ -52,6 +52,15 @@ class Obstacle(Frozen):
     """As a clause; None where nothing is in the way."""
 
 
+class Weighed(Frozen):
+    """How the weights of a folder compare with those that it was made of."""
+
+    reason: str | None
+    """Why they are not the same, rounded, as a clause; None where they are, or were not compared."""
+    compared: bool
+    """Whether each of them was."""
+
+
 class Encoding(Frozen):
     """Texts as token ids."""
 
@@ -87,6 +96,13 @@ class Rows(Frozen):
 
     rows: int
     vocabulary: int
+
+
+class Continuations(Frozen):
+    """What was drawn."""
+
+    tokens: list[list[int]]
+    """Those after each prompt."""
 
 
 class Decoding(Frozen):
@@ -441,18 +457,22 @@ class Greedy(Request[Decoding]):
         return len(self.ids) + self.tokens
 
 
-class Continue(Request[Decoding]):
-    """Let a language model go on after `ids`: at most `tokens` tokens, each drawn from the most likely ones by their probabilities."""
+class Continue(Request[Continuations]):
+    """Let a language model go on after prompts: at most `tokens` tokens, each drawn from the most likely ones by their probabilities.
 
-    command = "continue_text"
+    All are the rows of a batch. Prompts of one length need no padding there.
+    """
 
-    ids: Ids
+    command = "continue_texts"
+
+    prompts: list[Ids]
     tokens: int
     seed: int
+    """Of the first one; that of each other is one more."""
 
     @property
     def work_tokens(self) -> int:
-        return len(self.ids) + self.tokens
+        return sum(len(ids) + self.tokens for ids in self.prompts)
 
 
 class Read(Request[Reading]):
@@ -497,7 +517,7 @@ class Padding(Request[Difference]):
         return sum(len(row) for row in (*self.batch.prompts, *self.batch.continuations))
 
 
-class CompareWeights(Request[Obstacle]):
+class CompareWeights(Request[Weighed]):
     """Ask why the weights of the engine's folder are not those of the one that it was made of; asked before the model is loaded."""
 
     command = "compare_weights"

@@ -9,6 +9,7 @@ ready while another one still holds its model.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -48,6 +49,7 @@ class Commands:
 
     def load(self, request: protocol.Load) -> protocol.Loaded:
         started = time.perf_counter()
+        self._engine = self._driver = None  # of a model that is loaded again, the memory first
         self._engine = self._engines.load(self._spec)
         self._load_seconds = time.perf_counter() - started
         self._driver = self._drivers.drive(self._spec, self._engine)
@@ -74,9 +76,9 @@ class Commands:
     def can_rebase(self, request: protocol.CanRebase) -> protocol.Obstacle:
         return protocol.Obstacle(reason=self._engine.fixed())
 
-    def compare_weights(self, request: protocol.CompareWeights) -> protocol.Obstacle:
+    def compare_weights(self, request: protocol.CompareWeights) -> protocol.Weighed:
         compare = getattr(self._engines.engine_class(self._spec), "weights_difference", None)
-        return protocol.Obstacle(reason=None if compare is None else compare(self._spec, Path(request.source)))
+        return protocol.Weighed(reason=None if compare is None else compare(self._spec, Path(request.source)), compared=compare is not None)
 
     def encode(self, request: protocol.Encode) -> protocol.Encoding:
         if request.firsts is None:
@@ -127,8 +129,8 @@ class Commands:
             )
         return decoded
 
-    def continue_text(self, request: protocol.Continue) -> protocol.Decoding:
-        return protocol.Decoding(tokens=self._driver.sampled(request.ids, request.tokens, request.seed))
+    def continue_texts(self, request: protocol.Continue) -> protocol.Continuations:
+        return protocol.Continuations(tokens=self._driver.sampled(request.prompts, request.tokens, request.seed))
 
     def read(self, request: protocol.Read) -> protocol.Reading:
         import numpy as np
@@ -172,10 +174,10 @@ class Commands:
         return protocol.Timing(prefill_seconds=prefill, decode_seconds=decode, tokens=count)
 
     def ahead(self, request: protocol.Ahead) -> protocol.Going:
-        for line in request.requests:
-            later = protocol.request_of(line)
-            with self._adapter(bool(getattr(later, "bare", False))):
-                self._driver.expect(later)
+        for bare, group in itertools.groupby(map(protocol.request_of, request.requests), lambda later: bool(getattr(later, "bare", False))):
+            with self._adapter(bare):
+                for later in group:
+                    self._driver.expect(later)
         more = self._driver.advance()
         return protocol.Going(passes=self._driver.passes, more=more)
 

@@ -18,9 +18,9 @@ from tests.deliver import exports
 from tests.deliver.contract.site import Site
 from tests.deliver.exports import Export
 from tests.deliver.proxy import Proxy
+from tests.verbs import start_module
 
 ROOT = Path(__file__).resolve().parents[3]
-STOPS = Path(__file__).parent / "stops"
 PATIENCE = 120.0
 PAUSE = "0.05"
 """Seconds before a second try, in place of some that nobody waits for in a test."""
@@ -30,10 +30,9 @@ class Delivery:
     """A running `python -m handlers.deliver`."""
 
     def __init__(self, order: Order, site: Site, stop_at: int = 0, log: Path | None = None, clock: Path | None = None) -> None:
-        custom = shift.SITE if clock else STOPS
-        environment = {**os.environ, **site.variables, "PYTHONPATH": os.pathsep.join([str(custom), str(ROOT)]), "PAUSE": PAUSE}
+        environment = {**os.environ, **site.variables, "PAUSE": PAUSE}
         if clock:
-            environment["CLOCK_SHIFT"] = str(clock)
+            environment |= {"CLOCK_SHIFT": str(clock), "PYTHONPATH": os.pathsep.join([str(shift.SITE), str(ROOT)])}
         if stop_at or log:
             environment |= {"STOP_AT": str(stop_at), "STOP_BELOW": str(site.folder), "STOP_LOG": str(log or "")}
         self.secret = site.secret
@@ -41,10 +40,12 @@ class Delivery:
         self.lines: list[dict[str, Any]] = []
         self.errors = b""
         self._ended = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "handlers.deliver"], cwd=site.folder, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        imports = ("handlers.deliver.__main__", order.entry.partition(":")[0])
+        self.process = (
+            _with_interpreter(site, environment)
+            if clock or site.own_interpreter
+            else start_module("tests.deliver.contract.stopping", site.folder, environment, imports)
+        )
         assert self.process.stdin is not None
         self.process.stdin.write(order.model_dump_json().encode())
         self.process.stdin.close()
@@ -109,6 +110,13 @@ class Delivery:
     @property
     def warnings(self) -> list[str]:
         return [line["text"] for line in self.lines if line["say"] == "warning"]
+
+
+def _with_interpreter(site: Site, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """What a daemon starts."""
+    pipe, path = subprocess.PIPE, {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "handlers.deliver"]
+    return subprocess.Popen(command, cwd=site.folder, env={**path, **environment}, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,8 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.proxy: Proxy | None = None
+        self.own_interpreter = False
+        """Whether each delivery is started as a daemon starts it, and not forked from a process that has its modules."""
         self.variables: dict[str, str] = {}
         """Of the delivery's environment."""
 
@@ -93,8 +95,8 @@ class Site:
         """Bytes that lie at the far end, of contents and documents, visible or not."""
         raise NotImplementedError
 
-    def leftovers(self) -> list[Path]:
-        """What a stopped delivery left that no version needs, where the far end is a folder."""
+    def leftovers(self) -> list[str]:
+        """What a stopped delivery left that no version needs, where the far end can be listed."""
         return []
 
     def refusal(self, code: int) -> Answer:

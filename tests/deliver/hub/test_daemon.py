@@ -15,6 +15,7 @@ from tests.deliver.hub.service import TOKEN
 from tests.deliver.proxy import Answer, Fault, Request
 from tests.deliver.sites.hub import SITE
 from tests.runner.conftest import Toy
+from tests.sampling import some
 
 Make = Callable[..., Toy]
 Add = Callable[..., Path]
@@ -32,7 +33,7 @@ def _table(site: SITE, secret: Path) -> str:
     return "\n[[deliver]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
 
 
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("refused", some([True, False], of=2))
 def test_the_token_is_nowhere(make_toy: Make, add: Add, site: SITE, tmp_path: Path, refused: bool) -> None:
     (secret := tmp_path / "token").write_text(TOKEN + "\n")
     secret.chmod(0o600)

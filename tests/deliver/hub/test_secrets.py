@@ -22,6 +22,7 @@ def test_it_is_in_no_list_of_processes_and_no_file(bench: Bench, site: SITE, tmp
         seen.append((process / "cmdline").read_bytes() + (process / "environ").read_bytes())
         seen.extend(path.read_bytes() for path in (tmp_path / "scratch").rglob("*") if path.is_file())
 
+    site.own_interpreter = True
     bench.proxy.plan(Fault(before=look), times=None)
     started.append(bench.start(bench.export()))
     assert started[0].receipt.moved

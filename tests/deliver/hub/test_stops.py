@@ -77,6 +77,22 @@ def _killed(bench: Bench, export: Export, number: int, late: bool) -> Delivery:
     return started[0]
 
 
+def test_what_a_delivery_left_that_never_went_on_is_listed_as_not_finished_and_taken_away(bench: Bench, site: SITE) -> None:
+    def dropped() -> str:
+        site.variables = {"CKPTD_FAULT": "deliver.compared"}
+        assert bench.deliver(bench.export(100)).killed
+        site.variables = {}
+        ((version, whole, current),) = [(row.version, row.whole, row.current) for row in bench.listed("run-a") if row.step == 100]
+        assert site.leftovers() == [f"me/run-a: ckptd-work-{version}"] and not whole and not current
+        return version
+
+    assert bench.remove(dropped()).fault is None
+    assert not site.leftovers() and bench.listed("run-a") == []
+    left = dropped()
+    receipt = bench.deliver(bench.export(200), keep=1).receipt
+    assert receipt.removed == (left,) and not site.leftovers() and set(site.visible("run-a")) == {receipt.version}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("late", [False, True])

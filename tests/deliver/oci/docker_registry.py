@@ -59,6 +59,10 @@ class DockerRegistry(RegistrySite):
         self._process.kill()
         self._process.wait()
 
+    def leftovers(self) -> list[str]:
+        """Uploads with contents."""
+        return [str(path) for path in (self.folder / "registry").glob("**/_uploads/*/data") if path.stat().st_size]
+
     def stored(self) -> int:
         """After its own clean-up, which is a command of it and fails where no repository has a manifest."""
         if not any((self.folder / "registry").rglob("_manifests")):

@@ -48,7 +48,6 @@ class Manners:
     """Address at which blobs are handed out: `host:port`."""
     page: int = 10**9
     catalog: bool = True
-    lies_of_length: bool = False
 
 
 class Registry(http.server.ThreadingHTTPServer):

@@ -25,6 +25,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.shipment_rows import NewShipment, ShipmentRow
 from tests.deliver import exports
 from tests.journal.entries import STAGES, WORK, reference
+from tests.verbs import start_program
 
 REFERENCE = "tests.deliver.contract.reference:Reference"
 SCRIPTED = "tests.deliver.queue.scripted:Scripted"
@@ -144,8 +145,8 @@ def save(folder: Path, *aims: Aim) -> None:
 
 def start(folder: Path, **environment: str) -> subprocess.Popen[bytes]:
     """The delivering part of a daemon as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, str(folder)], env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, cwd=ROOT
+    return start_program(
+        [sys.executable, "-m", __name__, str(folder)], {**os.environ, "PYTHONPATH": str(ROOT), **environment}, folder / "log"
     )
 
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import pwd
-import re
 import shutil
 import socket
 import subprocess
@@ -23,6 +22,7 @@ import psutil
 
 from tests.cluster.slurm_site import download
 from tests.deliver.contract.site import Contents, Site
+from tests.deliver.sites.store import folder_of
 
 PACKAGES = ("openssh-server", "rsync", "libpopt0", "libwrap0", "libnss-wrapper")
 STARTS = 30.0
@@ -115,15 +115,9 @@ class Machine(Site):
     def options(self) -> dict[str, Any]:
         return {"to": self.to, "port": self.port, "known_hosts": str(self.folder / "known"), "ssh_config": "none"}
 
-    @staticmethod
-    def run_folder(run: str) -> str:
-        """The run's folder."""
-        plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run).strip("-.")
-        return run if plain == run and len(run) <= 100 else f"{plain[:100] or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
-
     def visible(self, run: str) -> Mapping[str, Contents]:
         """As a web server over the folder would give it."""
-        name, seen = self.run_folder(run), {}
+        name, seen = folder_of(run), {}
         folder = self.models / name
         for version in folder.iterdir() if folder.is_dir() else ():
             if version.is_dir() and "foreign" not in version.name:
@@ -137,8 +131,8 @@ class Machine(Site):
         return seen
 
     def current(self, run: str) -> str | None:
-        file = self.models / self.run_folder(run) / "latest.json"
-        return f"{self.run_folder(run)}/{json.loads(file.read_text())['version']}" if file.is_file() else None
+        file = self.models / folder_of(run) / "latest.json"
+        return f"{folder_of(run)}/{json.loads(file.read_text())['version']}" if file.is_file() else None
 
     def move_by_hand(self, run: str, version: str) -> None:
         name, _, version = version.partition("/")
@@ -154,6 +148,12 @@ class Machine(Site):
 
     def foreign_is_there(self) -> bool:
         return (self.models / "run-a/foreign-1-00000000" / OWN).is_file()
+
+    def leftovers(self) -> list[str]:
+        """What was being made or removed, and contents that no version has."""
+        work = self.models / ".ckptd"
+        fresh = [path for path in work.glob("*") if path.name not in ("parts", "lock", "used")]
+        return [str(path) for path in (*fresh, *(path for path in (work / "parts").glob("*") if path.stat().st_nlink == 1))]
 
     def stored(self) -> int:
         files = {os.stat(path).st_ino: os.stat(path).st_size for path in self.models.rglob("*") if path.is_file()}

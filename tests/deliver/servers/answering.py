@@ -37,6 +37,12 @@ def dress(export: Export, questions: Mapping[str, list[int]], steps: dict[str, i
     steps[export.digests[weights]] = export.step
 
 
+def left_on(shelf: Path) -> list[str]:
+    """What lies in a folder from which a server loads and is of no version: what was being made or removed, contents with one name."""
+    fresh = [path for path in shelf.rglob("*") if path.name.startswith((".new", ".old"))]
+    return [str(path) for path in (*fresh, *(path for path in (shelf / ".parts").glob("*") if path.stat().st_nlink == 1))]
+
+
 class AnsweringSite(Site):
     """Of one variant's files."""
 
@@ -66,6 +72,9 @@ class AnsweringSite(Site):
 
     def foreign_is_there(self) -> bool:
         return (self.shelf / "foreign-1-00000000/weights").is_file()
+
+    def leftovers(self) -> list[str]:
+        return left_on(self.shelf)
 
     def stored(self) -> int:
         return sum({path.stat().st_ino: path.stat().st_size for path in self.folder.rglob("*") if path.is_file()}.values())

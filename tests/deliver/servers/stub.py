@@ -19,10 +19,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from tests.deliver.servers.ollama_stub import live_of
 
 
@@ -52,6 +48,10 @@ class Stub:
         if self.fault == "stale" and name in self.cached:
             self.names[name] = path
             return 200, "Success"
+        import torch
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
         model: Any = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
         if self.fault == "foreign":
             torch.manual_seed(5)
@@ -92,12 +92,16 @@ class Stub:
 
     @cached_property
     def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(self.base)
 
     def unload(self, name: str) -> tuple[int, str]:
         return (200, "Success") if self.names.pop(name, None) else (404, f"The lora adapter '{name}' cannot be found.")
 
     def top(self, name: str, ids: list[int], count: int) -> list[tuple[int, float]]:
+        import torch
+
         with self._lock, torch.no_grad():
             logs = self.cached[name](torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
         values, tokens = logs.topk(count)

@@ -105,6 +105,10 @@ class SITE(Site):
     def foreign_is_there(self) -> bool:
         return all("foreign-1-00000000" in self.service.store.repos[name].tags for name in ("me/run-a", "me/theirs"))
 
+    def leftovers(self) -> list[str]:
+        """Branches that were worked on."""
+        return [f"{repo.name}: {name}" for repo in self.service.store.repos.values() for name in repo.branches if "ckptd-work" in name]
+
     def stored(self) -> int:
         return self.service.store.stored()
 

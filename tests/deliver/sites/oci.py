@@ -17,6 +17,13 @@ class SITE(RegistrySite):
         self.proxy.__exit__()
         self.registry.close()
 
+    def leftovers(self) -> list[str]:
+        """Uploads that have begun: one without contents may be one whose number nobody got to know."""
+        return [
+            f"{name}: {len(data)} bytes" for name, repository in self.registry.repositories.items()
+            for data in repository.uploads.values() if data
+        ]  # fmt: skip
+
     def stored(self) -> int:
         self.registry.collect()
         return sum(

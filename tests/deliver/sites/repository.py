@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from tests.deliver.contract.site import Contents, Site
 from tests.deliver.exports import Export
+from tests.deliver.servers.answering import left_on
 
 OWN = ".ckptd.json"
 
@@ -48,6 +49,9 @@ class SITE(Site):
     def expected(self, export: Export, variants: tuple[str, ...] = ()) -> Contents:
         return {path: digest for path, digest in export.digests.items() if path.startswith("onnx/")}
 
+    def carried(self, export: Export) -> int:
+        return sum((export.folder / path).stat().st_size for path in self.expected(export))
+
     def current(self, run: str) -> str | None:
         link = self.folder / "models" / self.model(run) / "latest"
         return f"{self.model(run)}/{os.readlink(link)}" if link.is_symlink() else None
@@ -65,6 +69,13 @@ class SITE(Site):
 
     def foreign_is_there(self) -> bool:
         return (self.folder / "models/run-a/foreign-1-00000000/model.onnx").is_file()
+
+    def leftovers(self) -> list[str]:
+        """Beside the repository, where versions are put together, and names in it that hide."""
+        hidden = [str(path) for path in (self.folder / "models").rglob(".*") if path.name != OWN]
+        beside = [path for path in self.folder.glob(".*") if path.is_dir()]
+        assert beside, "versions are put together elsewhere"
+        return [*hidden, *(left for folder in beside for left in (*left_on(folder), *map(str, folder.glob("*-[0-9]*-*"))))]
 
     def stored(self) -> int:
         files = {os.stat(path).st_ino: os.stat(path).st_size for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()}

@@ -15,9 +15,8 @@ from tests.deliver.contract.site import Contents, Site
 
 def folder_of(run: str) -> str:
     """The folder in which a run's versions lie."""
-    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run).strip("-.")
-    long = len(run) > 100
-    return run if plain == run and not long else f"{plain[:100] or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+    plain = re.sub(r"(?:[^A-Za-z0-9_.]|\.\.+)+", "-", run).strip("-.")
+    return run if plain == run and len(run) <= 80 else f"{plain[:80] or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 class SITE(Site):
@@ -66,10 +65,10 @@ class SITE(Site):
     def foreign_is_there(self) -> bool:
         return (self.base / "run-a/foreign-1-00000000/model.onnx").is_file()
 
-    def leftovers(self) -> list[Path]:
+    def leftovers(self) -> list[str]:
         """Hidden names but for the lock, and what says that a version is brought."""
         hidden = [path for path in self.base.rglob("*") if path.name.startswith(".") and path.name not in (".lock", ".begun")]
-        return hidden + list(self.base.glob("*/.begun/*.json"))
+        return [str(path) for path in (*hidden, *self.base.glob("*/.begun/*.json"))]
 
     def stored(self) -> int:
         files = {os.stat(path).st_ino: os.stat(path).st_size for path in self.base.rglob("*") if path.is_file()}

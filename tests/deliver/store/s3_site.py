@@ -147,6 +147,10 @@ class S3Site(Site):
         root = ElementTree.fromstring(self.plain("GET", "/models?uploads"))
         return [(str(row.findtext("{*}Key")), str(row.findtext("{*}UploadId"))) for row in root.findall(".//{*}Upload")]
 
+    def leftovers(self) -> list[str]:
+        """Unfinished uploads, and what says that a version is brought."""
+        return [*(key for key, _ in self.uploads()), *(key for key in self.keys() if "/.begun/" in key)]
+
     def stored(self) -> int:
         return sum(self.keys().values()) + len(self.uploads())
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
-from handlers.deliver.store.access import variables, wanted
+from handlers.deliver.store.access import Keys, variables, wanted
 from handlers.deliver.store.backend import headers_of
 from handlers.deliver.store.declaration import StoreOptions
 from handlers.deliver.store.signing import Signer
@@ -65,9 +65,8 @@ def test_a_secret_has_the_forms_that_people_have_at_hand(monkeypatch: pytest.Mon
 )
 def test_signatures_are_those_of_the_examples(query: str, signature: str) -> None:
     """https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html, examples 3 and 4."""
-    signer = Signer(
-        "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "", "us-east-1", lambda: datetime(2013, 5, 24, tzinfo=UTC)
-    )
+    keys = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    signer = Signer(lambda: keys, "us-east-1", lambda: datetime(2013, 5, 24, tzinfo=UTC))
     headers = signer.signed("GET", f"https://examplebucket.s3.amazonaws.com/?{query}", {}, hashlib.sha256(b"").hexdigest())
     assert headers["Authorization"].endswith(f"Signature={signature}")
 

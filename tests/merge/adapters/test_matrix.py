@@ -157,7 +157,7 @@ PAIRS = [
 """Every case for every run of the tests, in one of the two types; the other is a slow test."""
 
 
-@pytest.mark.parametrize(("case", "dtype"), some(PAIRS, of=4), ids=str)
+@pytest.mark.parametrize(("case", "dtype"), some(PAIRS, of=8), ids=str)
 def test_the_merge_equals_peft_the_live_adapter_and_exact_arithmetic(case: Case, dtype: str, bases: Bases, tmp_path: Path) -> None:  # R1.2
     base = bases(case.family, dtype)
     check_case(case, base, dtype, tmp_path)
@@ -165,7 +165,7 @@ def test_the_merge_equals_peft_the_live_adapter_and_exact_arithmetic(case: Case,
 
 
 @BOTH
-@pytest.mark.parametrize("case", some(TIED, of=3), ids=str)
+@pytest.mark.parametrize("case", some(TIED, of=6), ids=str)
 def test_a_tied_weight_of_which_one_end_changed_is_parted(case: Case, dtype: str, bases: Bases, tmp_path: Path) -> None:  # R1.2
     base = bases(case.family, dtype)
     report = check_case(case, base, dtype, tmp_path)

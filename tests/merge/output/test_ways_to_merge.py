@@ -87,17 +87,21 @@ def test_a_base_quantized_by_bitsandbytes_is_unpacked_and_says_so(bits: str, pic
     assert all((tensor.float() - expected[name].float()).abs().max() <= 2**-6 * expected[name].abs().max() for name, tensor in got.items())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_another_dtype_is_rounded_once_from_the_exact_sum(dtype: str, pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", modules_to_save=["norm"])
-    merge(adapter, pico_base, tmp_path / "out", dtype=dtype)
-    wide = shutil.copytree(pico_base, tmp_path / "wide")
+@pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
+@pytest.mark.parametrize(("base_dtype", "dtype"), [("bfloat16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16")])
+def test_another_dtype_is_rounded_once_from_the_exact_sum(base_dtype: str, dtype: str, copies: bool, tmp_path: Path) -> None:
+    """Also of an embedding, whose delta PEFT rounds on its own, and where the adapter has a copy of it in fp32."""
+    base = models.make_base(tmp_path / "base", dtype=base_dtype)
+    targets = ["q_proj", "embed_tokens"]
+    adapter = helpers.make_adapter(base, tmp_path / "adapter", target_modules=targets, modules_to_save=["norm"], copies=copies)
+    merge(adapter, base, tmp_path / "out", dtype=dtype)
+    wide = shutil.copytree(base, tmp_path / "wide")
     helpers.rewrite(wide / "model.safetensors", lambda table: table.update({name: value.float() for name, value in table.items()}))
     merge(adapter, wide, tmp_path / "exact")
     expected = helpers.stored(tmp_path / "exact")
     got = helpers.stored(tmp_path / "out")
     assert all(torch.equal(tensor, expected[name].to(getattr(torch, dtype))) for name, tensor in got.items())
-    assert config(tmp_path / "out") == {**config(pico_base), "dtype": dtype}
+    assert config(tmp_path / "out") == {**config(base), "tie_word_embeddings": False, "dtype": dtype}
 
 
 def test_another_size_of_files_gives_the_same_tensors(pico_base: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def started(graphs: GraphSet, ids: Iterable[int], first: int = 0) -> Outputs:
     return feeds | {port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), port.dtype) for port in ports}
 
 
-@pytest.mark.parametrize("name", some(STAGES, of=2))
+@pytest.mark.parametrize("name", some(STAGES, of=3))
 def test_a_quantized_variant_keeps_its_cache_in_int8_where_that_is_asked_for(name: str, exported: Path, tmp_path: Path) -> None:
     kept, made = stage(exported, tmp_path / "float", name, kv_cache="float"), stage(exported, tmp_path / "int8", name)
     ports = {port.name: port.dtype for graph in read(made.folder).graphs for port in (*graph.inputs, *graph.outputs)}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -71,10 +69,6 @@ class Tab:
         while not self.run(expression):
             assert time.monotonic() < limit, (expression, self.errors)
             time.sleep(0.05)
-
-    def shoot(self, file: Path) -> None:
-        image = self.ask("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        file.write_bytes(base64.b64decode(image["data"]))
 
     def close(self) -> None:
         self._browser.close()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from daemon.contract import units
 from daemon.operating.monitoring.status import AttemptStatus, JobDetails, find
 from daemon.page.screens.outputs import plain_text
-from daemon.page.screens.timeline import LEAST_WAIT, seconds_of, timeline, trace
+from daemon.page.screens.timeline import LEAST_WAIT, timeline, trace
 from tests.page.screens.conftest import Pages
 
 
@@ -114,7 +115,7 @@ def test_the_trace_has_a_slice_for_each_attempt_where_and_as_long_as_it_ran(page
     assert len(attempts) == len(job.attempts) > 5
     for event in attempts:
         attempt = next(row for row in job.attempts if row.stage == names[event["tid"]] and row.number == event["args"]["attempt"])
-        begin, end = seconds_of(attempt.started), seconds_of(attempt.ended)
+        begin, end = units.seconds_of(attempt.started), units.seconds_of(attempt.ended)
         assert begin is not None and end is not None
         assert event["ts"] == pytest.approx(begin * 1e6, abs=1) and event["dur"] == pytest.approx((end - begin) * 1e6, abs=2)
     assert wrong_in(value) == []
@@ -187,7 +188,7 @@ def test_what_still_runs_reaches_to_now_and_what_was_reused_is_marked(pages: Pag
     (job,) = find(pages.home / "state", "done-4-65e2f9d05339")
     begun = tried(job, (0, None, None))
     running = replace(begun, state="running", ended=None)
-    begin = seconds_of(begun.created)
+    begin = units.seconds_of(begun.created)
     assert begin is not None
     course = timeline(running, clock=begin + 50)
     assert course is not None and [span.kind for span in course.rows[-1].spans] == ["running"] and course.end == begin + 50

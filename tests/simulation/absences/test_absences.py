@@ -25,7 +25,7 @@ COUNTED = ("deaths", "waited", "published", "others", "base", "output", "root", 
 
 def test_what_goes_away_and_comes_back_costs_no_export_and_mixes_none() -> None:  # R1.1 R6.1
     counts = Counter[str]()
-    assert play(seeds(0, 12), counts) == {}
+    assert play(seeds(0, 8), counts) == {}
     assert SEED or min(counts[name] for name in COUNTED) > 0, f"the worlds hold too little to be a test: {counts}"
 
 

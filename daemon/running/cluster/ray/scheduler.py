@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.jobs.elsewhere import OUTPUT
+from daemon.contract.jobs.processes.elsewhere import OUTPUT
 from daemon.running.cluster.port import CALL_SECONDS, Ending, Resources, Sighting, State
 from daemon.running.cluster.ray.connection import Connection
 from daemon.running.cluster.ray.words import ending_of, reason_to_wait

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from daemon.contract.jobs.elsewhere import OUTPUT
+from daemon.contract.jobs.processes.elsewhere import OUTPUT
 from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unasked, Unsure
 from daemon.running.cluster.slurm.words import ENDINGS, PAUSED, PENDING, reason_in_words
 

@@ -17,7 +17,6 @@ from handlers.deliver.version import BLOCK, SourceFile, Version
 
 MARK = "ckptd: "
 """Begins the line of a commit's message that says what it brought."""
-B64_BLOCK = BLOCK - BLOCK % 3
 
 
 @dataclass(frozen=True)

@@ -87,15 +87,9 @@ class Uploads:
         return self._repository.calls.base + href.removeprefix(HUB) if href.startswith(HUB + "/") else href
 
     def _whole(self, file: SourceFile, url: str, header: Mapping[str, Any], sent: Callable[[int], None]) -> None:
-        def body() -> Iterator[bytes]:
-            with file.open() as stream:
-                while data := stream.read(BLOCK):
-                    yield data
-                    sent(len(data))
-
         headers = {str(name): str(value) for name, value in header.items() if str(name).lower() != "authorization"}
         headers |= {"Content-Length": str(file.size)}
-        self._repository.calls.ask("upload a file", "PUT", url, body=body, headers=headers, accepted=ARRIVED)
+        self._repository.calls.ask("upload a file", "PUT", url, body=lambda: file.whole(sent), headers=headers, accepted=ARRIVED)
         self._mine[file.sha256] = file.size
 
     def _new(self, file: SourceFile, href: str, header: Mapping[str, Any]) -> _Parts:

@@ -24,7 +24,6 @@ from handlers.deliver.servers.answers import Answer, Judged
 from handlers.deliver.servers.asking import ASK, ask, unexpected
 from handlers.deliver.servers.llamacpp.declaration import KIND, LlamaOptions
 from handlers.deliver.servers.serving import AS_IT_IS, TOP, Questions, is_wrong
-from handlers.deliver.servers.shelf import named
 from handlers.deliver.servers.shelved import Shelved
 from handlers.deliver.target import Setting
 from handlers.deliver.version import Version
@@ -57,7 +56,7 @@ class LlamaServer(Shelved):
 
     def finish_alone(self, version: Version, move: Move) -> Receipt:
         """Restart the server with it, ask, and go back where the answers are wrong."""
-        questions, name, served = self.questions(version), named(version), self._served()
+        questions, name, served = self.questions(version), version.name, self._served()
         why = AS_IT_IS if move == "keep" else self.shelf.newer(version, served) if move == "move" else ""
         before = None if why else self.answers_now("", questions)
         folder = self.shelf.make(version)
@@ -113,7 +112,7 @@ class LlamaServer(Shelved):
         return files[0]
 
     def _receipt(self, version: Version, why: str, figures: Json) -> Receipt:
-        name = named(version)
+        name = version.name
         return Receipt(
             version=name, place=f"{self.url} with {self.shelf.folder / name}", moved=not why, why_not_moved=why,
             usage=f"curl {self.url}/completion -d '{{\"prompt\": \"…\"}}'", figures=figures,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
-from handlers.deliver.calls import BLOCK, Calls, Said
+from handlers.deliver.calls import Calls, Said
 from handlers.deliver.servers.asking import ASK, unexpected
 from handlers.deliver.version import SourceFile
 
@@ -44,14 +44,8 @@ class Api:
     def put_blob(self, file: SourceFile, sent: Any) -> None:
         """Send a file. Raises CkptdError."""
 
-        def body() -> Iterator[bytes]:
-            with file.open() as stream:
-                while data := stream.read(BLOCK):
-                    yield data
-                    sent(len(data))
-
         said = self.calls.ask(
-            "send a file", "POST", f"/api/blobs/sha256:{file.sha256}", body=body, accepted=(200, 201, 400),
+            "send a file", "POST", f"/api/blobs/sha256:{file.sha256}", body=lambda: file.whole(sent), accepted=(200, 201, 400),
             headers={"Content-Length": str(file.size), "Content-Type": "application/octet-stream"},
         )  # fmt: skip
         if said.status == 400:

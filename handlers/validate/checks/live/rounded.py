@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,14 +22,14 @@ from daemon.contract.values import Json
 from handlers.models.folder import ModelFolder
 from handlers.validate import findings
 from handlers.validate.arithmetic.comparison import Comparison, in_deviations
+from handlers.validate.arithmetic.fine_tuning import FineTuning
 from handlers.validate.checks.live.foresight import Progress, of_passes
 from handlers.validate.checks.live.reference import Reference, teacher_forced
-from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.findings import Finding
 from handlers.validate.length.measuring import ties
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Merge, Round
+from handlers.validate.workers.protocol import Load, Merge, Rebase, Round
 
 HALVES = ("bfloat16", "float16")
 SAME = 1e-3
@@ -85,30 +86,36 @@ class Merging:
         return pickled or config.get("peft_type") not in _LOW_RANK or config.get("init_lora_weights") not in _PLAIN
 
     @property
-    def unsure(self) -> bool:
-        """Whether it is not known to the last bit what is merged: PEFT, which rounds the deltas of stacked experts, may have merged, or
-        not; of a base in 4 bits with scales of scales, bitsandbytes takes one of 500 scales otherwise on a CPU than on a GPU."""
+    def either(self) -> bool:
+        """Whether it may be merged in two ways, which are as right: by PEFT in the base's own 16 bits, where it rounds deltas of stacked
+        experts too, or without it, where the sum alone is rounded."""
         path = self.pin / "adapter_model.safetensors"
-        if self.values == "dequantized-double":
-            return True
-        return self.experts and (not path.is_file() or any(".experts" in key for key in read_header(path)))
+        return self.experts and not self.by_peft and (not path.is_file() or any(".experts" in key for key in read_header(path)))
+
+    @property
+    def unsure(self) -> bool:
+        """Whether it is not known to the last bit what is merged: of a base in 4 bits with scales of scales, bitsandbytes takes one of 500
+        scales otherwise on a CPU than on a GPU; of stacked experts, PEFT may have rounded to other 16 bits than the merge has."""
+        narrow = self.base is not None and (self.base.pickled or self.base.main_dtype in HALVES)
+        return self.values == "dequantized-double" or (self.either and self.halves is None and narrow)
 
 
 class OfPeft:
     """The merged model beside what it has to answer."""
 
     def __init__(self, unit: float) -> None:
-        self._unit, self._errors = unit, list[np.ndarray]()
+        self._unit, self._errors = unit, dict[int, list[np.ndarray]]()
 
-    def add(self, wanted: np.ndarray, rows: np.ndarray) -> None:
-        """Take in the rows of one prompt."""
-        self._errors.append(np.abs(wanted - rows).reshape(len(rows), -1).max(axis=-1))
+    def add(self, rows: np.ndarray, *wanted: np.ndarray) -> None:
+        """Take in the rows of one prompt. `wanted`: in each way in which the merge may be made."""
+        for way, right in enumerate(wanted):
+            self._errors.setdefault(way, []).append(np.abs(right - rows).reshape(len(rows), -1).max(axis=-1))
 
     @property
     def error(self) -> float:
-        """Largest |Δ| in standard deviations, but for the positions that the last bit of a weight may decide."""
-        errors = np.sort(np.concatenate(self._errors))
-        return in_deviations(float(errors[len(errors) - 1 - ties(len(errors))]), self._unit)
+        """Largest |Δ| in standard deviations, in the nearest way, but for the positions that the last bit of a weight may decide."""
+        ways = (np.sort(np.concatenate(errors)) for errors in self._errors.values())
+        return in_deviations(min(float(errors[len(errors) - 1 - ties(len(errors))]) for errors in ways), self._unit)
 
     def finding(self) -> Finding | None:
         """Say that it is another merge; None where it is PEFT's."""
@@ -129,16 +136,23 @@ class Beside:
 
     def __init__(self, subject: ValidatedTask, unit: float) -> None:
         self._comparison, self._unit, self._errors = Comparison(subject.head, subject.thresholds), unit, list[np.ndarray]()
+        self.tuned = FineTuning(subject.head)
+        """How much of the fine-tuning is there, with the rounded live model as all of it."""
 
-    def add(self, wanted: np.ndarray, logits: np.ndarray, following: list[tuple[int, int]]) -> None:
-        """Take in rows (N, V) of one prompt, with the tokens that follow."""
-        self._comparison.add(wanted, logits, following)
+    def add(self, wanted: np.ndarray, logits: np.ndarray, following: list[tuple[int, int]], *, same_text: bool = False) -> None:
+        """Take in rows (N, V) of one prompt, with the tokens that follow; `same_text`: of the text that the one before is of too."""
+        self._comparison.add(wanted, logits, following, same_text=same_text)
         self._errors.append(np.abs(wanted - logits).max(axis=-1))
 
     def figures(self) -> Likeness:
         """Give those of all prompts."""
         largest = float(np.quantile(np.concatenate(self._errors), 1 - TIES, method="lower"))
         return self._comparison.figures(self._unit).plus(error_max=in_deviations(largest, self._unit))
+
+    def by_limit(self) -> dict[str, list[tuple[float, float]]]:
+        """Give, by limit, the sum and weight of each text; none of `error`, of which some may be beyond it."""
+        sums = {limit: texts for limit, texts in self._comparison.by_limit().items() if limit != "error"}
+        return sums | self.tuned.by_limit()
 
 
 def chooses_experts(config: Json) -> bool:
@@ -163,7 +177,7 @@ def ask(live: EngineWorker, reference: Reference, merging: Merging, folder: Path
         return
     warnings, obstacle = list[str](), "the base is stored quantized" if packed else None
     try:
-        if obstacle is None and not _merged(live, reference, merging, folder, progress):
+        if obstacle is None and not _asked(live, reference, merging, folder, progress):
             warnings.append(f"{_NOT_ASKED}: PEFT's merge gives another model than the adapter beside the base.")
     except WorkerFailed as error:
         if error.transient:
@@ -174,24 +188,44 @@ def ask(live: EngineWorker, reference: Reference, merging: Merging, folder: Path
     reference.warnings += warnings if merging.experts else []
 
 
-def _merged(live: EngineWorker, reference: Reference, merging: Merging, folder: Path, progress: Progress) -> bool:
+def _asked(live: EngineWorker, reference: Reference, merging: Merging, folder: Path, progress: Progress) -> bool:
     """Ask the merged model; tell whether it is the live one, as far as a text says, so that it was asked."""
-    first, long = reference.samples[0], reference.long
-    halved = live.ask(Merge(dtype=merging.halves, whole=merging.by_peft or merging.unsure)).tensors
-    apart = np.abs(teacher_forced(live, first, folder / "merged-0.npy") - np.load(first.logits)).reshape(len(first.keep), -1).mean(axis=-1)
-    if in_deviations(float(np.median(apart)), reference.logit_std) > (SAME_IN_HALVES if halved else SAME):
+    either = merging.either and merging.halves is not None
+    answers = _merged(live, reference, merging, folder / "merged", progress, whole=either or merging.by_peft)
+    if answers is None:
         return False
+    if merging.experts:
+        reference.samples = [replace(sample, rounded=path) for sample, path in zip(reference.samples, answers, strict=True)]
+        if (long := reference.long) is not None:
+            path = folder / "merged-long.npy"
+            live.ask(long.asked(path, long.pieces))
+            reference.long = replace(long, rounded=path)
+    if merging.unsure:
+        return True
+    once: Sequence[Path | None] | None = None
+    if either:
+        live.ask(Load())
+        if merging.values != "original":
+            live.ask(Rebase(values=merging.values))
+        once = _merged(live, reference, merging, folder / "once", progress, whole=False)
+    ways = zip(reference.samples, answers, once or [None] * len(answers), strict=True)
+    reference.samples = [replace(sample, merged=path, once=other) for sample, path, other in ways]
+    return True
+
+
+def _merged(
+    live: EngineWorker, reference: Reference, merging: Merging, stem: Path, progress: Progress, *, whole: bool
+) -> list[Path] | None:
+    """Give the files of what the model answers to the samples once PEFT has merged it; None where that is another model. `whole`: as PEFT
+    merges a base that is loaded in its own 16 bits."""
+    first, paths = reference.samples[0], [stem.with_name(f"{stem.name}-{number}.npy") for number in range(len(reference.samples))]
+    halved = live.ask(Merge(dtype=merging.halves, whole=whole)).tensors
+    apart = np.abs(teacher_forced(live, first, paths[0]) - np.load(first.logits)).reshape(len(first.keep), -1).mean(axis=-1)
+    if in_deviations(float(np.median(apart)), reference.logit_std) > (SAME_IN_HALVES if halved else SAME):
+        return None
     live.ask(Round(folder=str(merging.merged.path)))
     if reference.subject.kind == "causal":
         of_passes(live, reference.samples, progress, bare=False)
-    samples = list[Sample]()
-    for number, sample in enumerate(reference.samples):
-        path = folder / f"merged-{number}.npy"
+    for sample, path in zip(reference.samples, paths, strict=True):
         teacher_forced(live, sample, path)
-        samples.append(replace(sample, merged=None if merging.unsure else path, rounded=path if merging.experts else None))
-    if long is not None and merging.experts:
-        path = folder / "merged-long.npy"
-        live.ask(long.asked(path, long.pieces))
-        long = replace(long, rounded=path)
-    reference.samples, reference.long = samples, long
-    return True
+    return paths

@@ -58,6 +58,8 @@ class Sample:
     """.npy file (len(keep), V) float32 of what the live model answers with its weights rounded; None where nobody asked."""
     merged: Stored | None = None
     """.npy file (len(keep), V) float32 of what the merged model has to answer, whoever merged it; None where nobody knows."""
+    once: Stored | None = None
+    """The same where `merged` is of deltas that were rounded to 16 bits, and here their sum with the base alone, which is as right."""
     piece: bool = False
     """It is a piece of the text that the sample before it is of too."""
 

@@ -108,10 +108,10 @@ class Adapted(TorchModel):
 
     def merge(self, dtype: str | None, *, whole: bool) -> int:
         """Merge by PEFT's own `merge_adapter`, and go on in fp32; the number of weights that it merged in 16 bits. `dtype`: of the base's
-        files. PEFT merges as with a base loaded in it if `whole`, else in fp32 but for embeddings, whose delta it rounds to it.
+        files, where the merge keeps it. PEFT merges as with a base loaded in it if `whole`, else in fp32 but for embeddings, whose delta it
+        rounds to it.
 
-        Permanent where the adapter acts on one of two layers that share a weight, since PEFT would change both, or on an embedding whose
-        dtype is not known.
+        Permanent where the adapter acts on one of two layers that share a weight, since PEFT would change both.
         """
         layers = [layer for layer in (self._plain().get_input_embeddings(), self._plain().get_output_embeddings()) if layer is not None]
         weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
@@ -119,9 +119,6 @@ class Adapted(TorchModel):
             cause = "the adapter changes the embedding or the head, which share a weight"
             raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "merge the live model", cause, "", path=self._pin)
         tables = {id(layer.weight) for layer in self._model.modules() if isinstance(layer, Embedding) and not layer.lora_variant}
-        if tables and dtype is None:
-            cause = "the adapter changes an embedding, and the merge has it in another dtype than the base"
-            raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "merge the live model", cause, "", path=self._pin)
         kept, halved = _factors(self._model), 0
         floats = [weight for weight in self._model.parameters() if weight.is_floating_point() and id(weight) not in kept]
         for weight in floats:

@@ -19,8 +19,8 @@ def _points(bench: Bench) -> int:
     return len(bench.proxy.seen)
 
 
-def _stopped(bench: Bench, number: int, late: bool, run: str) -> None:
-    """Stop a delivery at a point, and let another attempt go on."""
+def _stopped(bench: Bench, number: int, late: bool, run: str, lost: bool = False) -> None:
+    """Stop a delivery at a point, and let another attempt go on, without the notes where they are `lost`."""
     export = bench.export(run=run, seed=hash((number, late)) % 10**6, own=True)
     sent, started = 0, []
     if bench.site.proxy:
@@ -40,11 +40,11 @@ def _stopped(bench: Bench, number: int, late: bool, run: str) -> None:
     if bench.site.proxy:
         sent = bench.proxy.sent
         bench.proxy.clear()
-    receipt = bench.deliver(export, resume=delivery.notes).receipt
+    receipt = bench.deliver(export, resume={} if lost else delivery.notes).receipt
     assert dict(bench.site.visible(export.run)[receipt.version]) == dict(bench.site.expected(export))
     assert bench.site.current(export.run) == receipt.version
-    assert not bench.site.leftovers(), f"stopped at {number}"
-    if bench.site.proxy:
+    assert not (left := bench.site.leftovers()), f"stopped at {number}: {left}"
+    if bench.site.proxy and not lost:
         sent += bench.proxy.sent
         assert sent <= export.size + bench.site.part + bench.site.slack, f"{sent} bytes were sent of {export.size}, stopped at {number}"
 
@@ -53,6 +53,12 @@ def a_stop_in_the_midst_costs_a_part_at_most(bench: Bench) -> None:
     count = _points(bench)
     for place, number in enumerate(sorted({1, count // 3, count // 2, count - 2, count - 1, count} - {0})):
         _stopped(bench, number, late=bool(place % 2), run=f"run-{number}")
+
+
+def a_stop_whose_notes_are_lost_leaves_nothing(bench: Bench) -> None:
+    count = _points(bench)
+    for number in sorted({count // 4, count // 2, 3 * count // 4} - {0}):
+        _stopped(bench, number, late=True, run=f"run-{number}", lost=True)
 
 
 def a_stop_anywhere_costs_a_part_at_most(bench: Bench) -> None:

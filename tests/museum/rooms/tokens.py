@@ -1,0 +1,110 @@
+"""Tokens, templates and ends of texts."""
+
+from __future__ import annotations
+
+from tests.museum.exhibit import Exhibit, damaged
+from tests.museum.makers import config, like
+from tests.validate.damage_files import keys
+
+EXHIBITS = {
+    "class_of_the_tokenizer": Exhibit(
+        bug="thinking-machines-lab/tinker-cookbook#582",
+        name="another class of tokenizer",
+        happened="Loading and saving a tokenizer with transformers 5 rewrote `tokenizer_class`: eight models' tokenizers could not be"
+        " loaded elsewhere.",
+        mutant="`tokenizer_class` in tokenizer_config.json is another one",
+        hall="chat",
+        variant="onnx",
+        make=like("files", "another class of tokenizer"),
+        check="finding: tokenizer",
+        words=r"tokenizer_class is 'BertTokenizer'",
+        quick=True,
+    ),
+    "end_in_the_configuration": Exhibit(
+        bug="axolotl-ai-cloud/axolotl#801",
+        name="an end token of config.json",
+        happened="The tokenizer's end token had been changed for the training, and the config.json that was written kept the old one.",
+        mutant="`eos_token_id` in the merge's config.json is another token",
+        hall="chat",
+        variant="pytorch",
+        make=damaged(config(eos_token_id=7)),
+        check="finding: special tokens",
+        words=r"special tokens .* eos_token_id",
+        merge=True,
+        quick=True,
+    ),
+    "end_of_the_turn": Exhibit(
+        bug="unslothai/unsloth#5386",
+        name="another end of a turn",
+        happened="The merge wrote the base's raw end token into tokenizer_config.json in the place of the chat model's: a server never"
+        " stopped.",
+        mutant="`eos_token` in tokenizer_config.json is another token",
+        hall="chat",
+        variant="pytorch",
+        make=damaged(keys("tokenizer_config.json", eos_token="<|pad|>")),
+        check="finding: special tokens",
+        words=r"special tokens .* eos_token",
+        quick=True,
+    ),
+    "ends_of_generation": Exhibit(
+        bug="hiyouga/EasyR1#11007",
+        name="an end token of generation_config.json",
+        happened="The merge made generation_config.json anew of config.json, which has a single end token: texts no longer ended at"
+        " `<|im_end|>`.",
+        mutant="generation_config.json has another end",
+        hall="chat",
+        variant="onnx",
+        make=like("files", "another end"),
+        check="finding: generation",
+        words=r"its generation_config.json is not the checkpoint's: eos_token_id",
+        quick=True,
+    ),
+    "merges_lost": Exhibit(
+        bug="unslothai/unsloth#1065",
+        name="merges that are lost",
+        happened="A release of transformers wrote the merges of tokenizer.json in another form, and converters found none.",
+        mutant="tokenizer.json has a third of its merges",
+        hall="chat",
+        variant="pytorch",
+        make=like("files", "40 merges lost"),
+        check="finding: tokenizer",
+        words=r"has 22 merges instead of 62",
+        quick=True,
+    ),
+    "side_of_padding": Exhibit(
+        bug="unslothai/unsloth#1006",
+        name="padding on the other side",
+        happened="The tokenizer that was saved with the merged model pads on the left, whatever side it was set to.",
+        mutant="`padding_side` in tokenizer_config.json is the other one",
+        hall="chat",
+        variant="pytorch",
+        make=like("files", "padding on the other side"),
+        check="finding: tokenizer",
+        words=r"padding_side is 'left'",
+        quick=True,
+    ),
+    "template_lost": Exhibit(
+        bug="hiyouga/LlamaFactory#5836",
+        name="no template",
+        happened="Models with Llama 3's template were saved without any.",
+        mutant="chat_template.jinja is missing",
+        hall="chat",
+        variant="pytorch",
+        make=like("files", "template lost"),
+        check="finding: template",
+        words=r"it has no chat template, and the checkpoint has one",
+        quick=True,
+    ),
+    "template_of_the_training": Exhibit(
+        bug="hiyouga/LlamaFactory#7785",
+        name="another template than that of the training",
+        happened="The template that was saved with the model was not the one that it had been trained with.",
+        mutant="the chat template ends each turn otherwise",
+        hall="chat",
+        variant="onnx",
+        make=like("files", "a token of the template"),
+        check="finding: template",
+        words=r"its chat_template.jinja writes .* instead of",
+        quick=True,
+    ),
+}
