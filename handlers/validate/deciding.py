@@ -27,7 +27,7 @@ EVEN = 0.5
 """Share of the limit of `kl`: where the divergence is certainly below it, choices that differ are, on average, between answers that are
 almost equally likely, and agreement does not count."""
 EVEN_FIGURE = 0.2
-"""The same of the divergence itself, where it is undecided and the figures count."""
+"""The same of the divergence itself, where nothing bounds it and the figures count."""
 FARTHEST = 2.5
 """How many times the allowed share of choices may differ before no divergence excuses it: half of all, where 0.8 must agree. Sound 4-bit
 forms of models whose answers are all almost equally likely had up to 2.4 times (benchmarks/gate.py); faults that change nearly every choice
@@ -95,10 +95,15 @@ def kept(decision: Decision, undecided: Undecided, divergence: Decision | None =
         return undecided == "accept"
     if (
         divergence is not None and _is_excusable(decision)
-        and divergence.value is not None and divergence.value <= EVEN_FIGURE * divergence.allowed
+        and divergence.value is not None and divergence.value <= even_of(divergence) * divergence.allowed
     ):  # fmt: skip
         return True
     return _within(decision.limit, decision.value, decision.allowed)
+
+
+def even_of(divergence: Decision) -> float:
+    """Give the share of its limit up to which a divergence's figure excuses choices that are undecided."""
+    return EVEN if divergence.outcome == "passed" else EVEN_FIGURE
 
 
 def _within(limit: str, value: float | None, allowed: float) -> bool:

@@ -13,7 +13,7 @@ from daemon.contract.jobs.figures import CheckFigures, Decision
 from daemon.contract.jobs.options import Undecided
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
-from handlers.validate.deciding import EVEN, EVEN_FIGURE, Look, decide, kept
+from handlers.validate.deciding import EVEN, Look, decide, even_of, kept
 
 ROUNDING = 5e-4
 """Divergence from the live model, in nats where the fine-tuning changes most, that rounding merged weights to bf16 may make: below it, a
@@ -83,7 +83,7 @@ class Judged:
             return []
         if agreement.outcome == "undecided" and self.undecided == "accept":
             return []
-        certainly = f"certainly at most {EVEN:g}" if agreement.outcome == "passed" else f"at most {EVEN_FIGURE:g}"
+        certainly = f"certainly at most {EVEN:g}" if agreement.outcome == "passed" else f"at most {even_of(divergence):g}"
         return [
             f"agreement {_show(agreement.value or 0.0)} is below the limit {_show(agreement.allowed)} and does not count: the divergence of"
             f" {_show(divergence.value or 0.0)} nats is {certainly} of its limit, so choices that differ are between almost equally likely"

@@ -118,6 +118,13 @@ def test_no_divergence_excuses_that_far_more_choices_differ_than_may() -> None:
     assert not kept(_decision("agreement", undecided), "figure", _decision("kl", undecided))
 
 
+@pytest.mark.parametrize(("outcome", "value", "excused"), [("passed", 0.024, True), ("passed", 0.026, False), ("undecided", 0.011, False)])
+def test_of_undecided_choices_a_divergence_that_is_bounded_excuses_more(outcome: Any, value: float, excused: bool) -> None:
+    divergence = Decision(limit="kl", value=value, allowed=0.05, outcome=outcome)
+    agreement = Decision(limit="agreement", value=0.7, allowed=0.85, outcome="undecided")
+    assert kept(agreement, "figure", divergence) is excused
+
+
 @pytest.mark.parametrize("limit", ["kl", "agreement", "perplexity"])
 def test_a_figure_that_is_no_number_fails_whatever_counts_where_it_is_undecided(limit: str) -> None:
     name = "perplexity_ratio" if limit == "perplexity" else limit
