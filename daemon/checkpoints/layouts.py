@@ -14,8 +14,8 @@ from pathlib import Path
 
 from daemon.checkpoints.completeness import INDEXES, Weights, unfinished, weight_problems, whole_adapter, whole_model
 from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Look
-from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, ORBAX, PIPELINE
-from daemon.checkpoints.others import MEGATRON_RANK, iteration_in, megatron_files, orbax_files, says_megatron
+from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, COMPOSER, ORBAX, PIPELINE
+from daemon.checkpoints.others import MEGATRON_RANK, composer_files, iteration_in, megatron_files, orbax_files, says_megatron
 from daemon.checkpoints.pieces import (
     GLOBAL_STEP,
     archives,
@@ -32,7 +32,7 @@ from daemon.checkpoints.pieces import (
     verl_config,
     zero,
 )
-from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_diffusers, refuse_litgpt, refuse_megatron, refuse_orbax
+from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_composer, refuse_diffusers, refuse_litgpt, refuse_megatron, refuse_orbax
 from daemon.contract.faults.errors import Fault
 from daemon.contract.light import dataclass
 from daemon.contract.sharded import accelerate, dcp_safetensors, mlx
@@ -208,6 +208,8 @@ TABLE = (
            refusal=refuse_diffusers),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), lambda look: Weights(), (),
            refusal=refuse_litgpt),
+    Layout("composer", "MosaicML's Composer", lambda look: any(map(COMPOSER.fullmatch, look.files)), lambda look: Weights(),
+           (composer_files,), refusal=refuse_composer),
 )  # fmt: skip
 """First match wins."""
 

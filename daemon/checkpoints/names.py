@@ -66,6 +66,8 @@ _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 """In the name of a step's directory until Orbax renames it, when all is written (orbax/checkpoint/_src/path/atomicity_types.py)."""
 _MEGATRON = re.compile(r"mp_rank_[0-9]{2}(?:_[0-9]{3}){0,2}|common\.pt")
 """What Megatron writes into an `iter_N` (megatron/training/checkpointing.py) beside the files of torch.distributed.checkpoint."""
+COMPOSER = re.compile(r"ep([0-9]{1,12})-ba([0-9]{1,12})-rank0\.pt")
+"""What MosaicML's Composer calls a checkpoint by default (composer/trainer/trainer.py, `save_filename`)."""
 _FOLDERS = frozenset({"pytorch_model_fsdp_0"})
 """Those that are folders. A folder with the name of a file, Lightning's `NAME.ckpt` for example, tells nothing of what is around it."""
 _TRAINERS = frozenset({
@@ -131,6 +133,8 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
         return Candidate.CHECKPOINT
     if name != _CONSOLIDATED and any(map(_is_piece, entries)):
         return Candidate.CHECKPOINT
+    if any(COMPOSER.fullmatch(entry) and not entries[entry] for entry in entries):
+        return Candidate.CHECKPOINT
     if ORBAX in entries:
         return Candidate.NONE if _ORBAX_TEMPORARY in name else Candidate.CHECKPOINT
     if loose and any(map(_MEGATRON.fullmatch, entries)):
@@ -154,7 +158,9 @@ def _is_piece(entry: str) -> bool:
 
 def may_make_checkpoint(entry: str) -> bool:
     """Whether a file of this name may turn the directory around it into a checkpoint: worth looking at its listing."""
-    return entry in _MARKS or entry in _TRAINERS or entry == ORBAX or entry.endswith((".ckpt", ".distcp")) or _is_piece(entry)
+    if entry in _MARKS or entry in _TRAINERS or entry == ORBAX or entry.endswith((".ckpt", ".distcp")):
+        return True
+    return _is_piece(entry) or COMPOSER.fullmatch(entry) is not None
 
 
 def is_run_itself(path: Path) -> bool:

@@ -1,7 +1,7 @@
-"""Whether a checkpoint is whole that only its trainer's own tools read: Megatron-Core's and Orbax's. By its files alone, as everywhere.
+"""Whether a checkpoint is whole that only its trainer's own tools read (Megatron-Core's, Orbax's, Composer's), by its files alone.
 
 Megatron: megatron/core/dist_checkpointing/serialization.py (`save`), megatron/training/checkpointing.py. Orbax:
-orbax/checkpoint/_src/path/atomicity.py and _src/metadata/checkpoint.py.
+orbax/checkpoint/_src/path/atomicity.py and _src/metadata/checkpoint.py. Composer: composer/utils/checkpoint.py (`_write_checkpoint_file`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daemon.checkpoints.completeness import archive_problems, read_object
 from daemon.checkpoints.files import Look, absent, look_at
-from daemon.checkpoints.names import ORBAX, is_checkpoint_name
+from daemon.checkpoints.names import COMPOSER, ORBAX, is_checkpoint_name
 from daemon.contract.sharded import dcp
 from daemon.contract.sharded.pickles import MOST_BYTES, Unsafe
 from daemon.contract.values import Json
@@ -80,6 +80,11 @@ def orbax_files(look: Look) -> list[str]:
     if not any((look.path / folder / name).is_file() for folder in (*look.folders, ".") for name in _MANIFESTS):
         missing.append("no folder in it has an index of its arrays yet")
     return missing
+
+
+def composer_files(look: Look) -> list[str]:
+    """Return which of Composer's files are not whole: it writes them in their place."""
+    return [problem for name in sorted(look.files) if COMPOSER.fullmatch(name) for problem in archive_problems(look.path, name)]
 
 
 def _object(path: Path, name: str) -> Json | None:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from daemon.checkpoints.names import COMPOSER
 from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
@@ -141,6 +142,20 @@ def refuse_orbax(path: Path) -> Fault:
         f"for MaxText run `python3 -m maxtext.checkpoint_conversion.to_huggingface model_name=MODEL load_parameters_path={items} "
         "base_output_directory=OUTPUT hardware=cpu skip_jax_distributed_system=true scan_layers=false` (scan_layers as in the training) and"
         " `ckptd export OUTPUT`",
+    )  # fmt: skip
+
+
+def refuse_composer(path: Path) -> Fault:
+    """Refuse Composer's files, by the function with which it makes a model's folder of the newest."""
+    names = [match for name in os.listdir(path) if (match := COMPOSER.fullmatch(name))]
+    newest = max(names, key=lambda match: (int(match[1]), int(match[2])))[0]
+    code = (
+        "from composer.models import write_huggingface_pretrained_from_composer_checkpoint as write; "
+        f'write({json.dumps(str(path / newest))}, "OUTPUT")'
+    )
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, "it is complete, but only Composer reads its files of a whole training",
+        f"run `python -c {shlex.quote(code)}` and `ckptd export OUTPUT`",
     )  # fmt: skip
 
 

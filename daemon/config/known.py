@@ -6,6 +6,7 @@ count. They have the names that they have in `Settings`, so that what asks for t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -102,8 +103,10 @@ class KnownSettings:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """Those that `text` wrote; None where it wrote none."""
-        return read_json(cls, text) if text else None
+        """Those that `text` holds; None where it holds none that this version can read."""
+        with contextlib.suppress(ValueError):
+            return read_json(cls, text) if text else None
+        return None
 
     def whole(self) -> Settings:
         """All settings of that configuration, validated. Raises UsageError."""

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from daemon.config.layers import Source
 from daemon.config.settings import Settings
@@ -75,6 +75,14 @@ BACKUP_SECONDS = 6 * 3600.0
 """Between backups of the journal. What is newer than the last is rebuilt from the disk."""
 
 
+class _News(NamedTuple):
+    """A configuration that is taken over, its files, and what has changed in it."""
+
+    settings: Settings
+    source: Source | None
+    changed: tuple[str, ...]
+
+
 class Daemon:
     """The service: an engine with a watcher, a notifier and ticks. `reload` gives the configuration as it is now."""
 
@@ -94,7 +102,7 @@ class Daemon:
         """Why the daemon ends by itself."""
         self._complaints = Complaints(log, "the heartbeat")
         self._reload_wanted = self._news = False
-        self._half_taken: Settings | None = None
+        self._half_taken: _News | None = None
         """A configuration whose taking over failed on the way."""
         self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
@@ -283,7 +291,9 @@ class Daemon:
         if self._reload_wanted:
             self._take_over_configuration()
         elif self._half_taken is not None:
+            changed = self._half_taken.changed
             self._go_on_by(self._half_taken)
+            self._loaded = self._load(now(), None, changed)
             systemd.notify("READY=1\nSTATUS=watching")
 
     def _look_at_clock(self) -> None:
@@ -360,9 +370,7 @@ class Daemon:
             log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
         else:
             changed = changes(self._parts.settings, settings)
-            source = self._source() if self._source else None
-            self._go_on_by(settings)
-            self._taken = source
+            self._go_on_by(_News(settings, self._source() if self._source else None, changed))
         self._loaded = self._load(now(), problem, changed)
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
@@ -372,13 +380,13 @@ class Daemon:
         said, has_changed = self._parts.settings.retention.said, None if changed is None else bool(changed)
         return ConfigLoad(at, problem, file, digest, has_changed, changed or (), said)
 
-    def _go_on_by(self, settings: Settings) -> None:
+    def _go_on_by(self, news: _News) -> None:
         """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
-        self._half_taken = settings
+        self._half_taken = news
+        settings, changed = news.settings, news.changed
         self._watcher.stop()
         self._ticks.stop()
         parts = self._parts
-        changed = changes(parts.settings, settings)
         parts.settings, parts.intake = settings, Intake(settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._disks.settings = settings
         logs.set_up(settings.log, parts.paths.log)
@@ -389,7 +397,7 @@ class Daemon:
         self._watcher.start()
         self._start_ticks()
         self._adopt_page()
-        self._half_taken = None
+        self._taken, self._half_taken = news.source, None
         said = f": {'; '.join(changed)}" if changed else "; nothing has changed in it"
         self._say_watching(Event.CONFIG_RELOADED, f"the configuration was taken over{said}")
 

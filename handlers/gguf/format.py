@@ -35,8 +35,8 @@ def _variant(
         disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
         settings=TEXTS if texts else (), form_of="gguf-f16" if level else None, level=level, fallback=fallback,
         limits=Limits(
-            "gguf", weights=True, twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=size + 0.2,
-            disk_fp32=1.0,
+            "gguf", weights=True, loose=True, twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN,
+            memory_fp32=size + 0.2, disk_fp32=1.0,
         ),
         thresholds=thresholds, traits=TRAITS, usage=USAGE, library="gguf",
         also_for=frozenset({"ollama", "laptop", "cpu-server", "edge"}), elsewhere=DEFAULTS,

@@ -100,7 +100,7 @@ def _examine(
         if weighed:
             answer = worker.ask(CompareWeights(source=weighed))
             examination.findings += [findings.weights(answer.reason, variant.name)] if answer.reason else []
-            examination.weighed = answer.compared and not is_over_base(variant.name)
+            examination.weighed = answer.compared and not variant.limits.loose and not is_over_base(variant.name)
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
         if merged is not None and merged.unlike and not is_over_base(variant.name):
             examination.findings.append(findings.merge(merged.unlike))

@@ -29,14 +29,14 @@ TABLE = '\n[[deliver]]\nname = "{name}"\nkind = "shelf"\nfolder = "{folder}"\nru
 class Box:
     """A daemon with an ended export, and a shelf to which nothing goes by itself."""
 
-    def __init__(self, make_toy: Make, add: Add, folder: Path, site: Path) -> None:
+    def __init__(self, make_toy: Make, add: Add, folder: Path, site: Path, more: str = "") -> None:
         self.shelf = folder / "shelf"
         self.shelf.mkdir()
         (folder / "key").write_text(SECRET)
         (folder / "key").chmod(0o600)
         lies = {"name": "lies", "folder": self.shelf, "more": f'stubborn = true\nsecret_file = "{folder}/key"'}
         figures = f'[metrics]\ntextfile = "{folder}/ckptd.prom"\n'
-        self.toy = make_toy(extra=figures + TABLE.format(name="shelf", folder=self.shelf, more="") + TABLE.format(**lies))
+        self.toy = make_toy(extra=figures + TABLE.format(name="shelf", folder=self.shelf, more=more) + TABLE.format(**lies))
         self.toy.environment |= installed(site)
         add(self.toy, step=4)
         self.toy.start()
@@ -169,7 +169,13 @@ def test_what_keeps_it_from_there_is_said_without_the_secret_and_the_exit_code_t
 
 def test_who_waits_is_told_for_what_and_leaves_by_ctrl_c_while_the_daemon_goes_on(make_toy: Make, add: Add, tmp_path: Path) -> None:
     away = tmp_path / "not mounted"
-    box = Box(make_toy, add, tmp_path, f'[[deliver]]\nname = "away"\nkind = "store"\nurl = "file://{away}"\nruns = ["nobody-*"]')
+    box = Box(
+        make_toy,
+        add,
+        tmp_path,
+        tmp_path / "site",
+        f'[[deliver]]\nname = "away"\nkind = "store"\nurl = "file://{away}"\nruns = ["nobody-*"]',
+    )
     with subprocess.Popen(
         [sys.executable, "-m", "daemon", "deliver", "run/4", "away", "--wait", "--config", str(box.toy.config)], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **box.toy.environment, "PYTHONUNBUFFERED": "1"},

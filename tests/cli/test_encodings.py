@@ -46,7 +46,7 @@ def test_what_no_verb_foresaw_of_such_a_name_is_one_sentence_too(
     def fail(**_: object) -> None:
         os.fsdecode(b"b\xff").encode()
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "_verb_of", lambda _: fail)
     assert main.main() == 2
     assert "'b\\udcff' holds a name that is not UTF-8" in capsys.readouterr().err
 

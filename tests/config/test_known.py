@@ -100,6 +100,33 @@ def test_ones_own_home_directory_is(written: Callable[..., Path]) -> None:
     assert as_read(config) == validated(config)
 
 
+@pytest.mark.parametrize("linked", ["config", "folder"])
+def test_relative_paths_of_a_link_are_not_those_of_the_configuration_that_it_leads_to(
+    linked: str, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    config, there = written(MORE, home=os.path.expanduser("~")), tmp_path / "there"
+    if linked == "folder":
+        there.symlink_to(config.parent)
+    else:
+        there.mkdir()
+        (there / config.name).symlink_to(config)
+    assert as_read(config) == validated(config)
+    assert as_read(there / config.name) is None
+    assert validated(there / config.name).base.search == (there / "models",)
+
+
+def test_a_link_in_the_same_folder_has_the_same_paths(written: Callable[..., Path], tmp_path: Path) -> None:
+    config = written(MORE, home=os.path.expanduser("~"))
+    beside = tmp_path / "state" / ".." / "beside.toml"
+    (tmp_path / "beside.toml").symlink_to(config)
+    assert as_read(beside) == validated(beside)
+
+
+@pytest.mark.parametrize("damaged", ["", "settings", "{}", '{"home": "/", "watch": null}', "[" * 100_000])
+def test_settings_that_can_not_be_read_are_none(damaged: str) -> None:
+    assert KnownSettings.read(damaged) is None
+
+
 def test_what_must_not_be_shown_is_not_written() -> None:
     known = KnownSettings.of(Settings())
     keep("S3CRETfolderOFthistest")

@@ -324,6 +324,22 @@ def test_litgpts_lora_is_recognized_and_refused_with_its_commands(tmp_path: Path
     assert below(tmp_path) == ["run/final", "run/step-000100"]
 
 
+def test_composers_files_are_refused_with_the_command_for_the_newest_once_all_are_whole(tmp_path: Path) -> None:  # R1.5
+    import torch
+
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("ep0-ba2-rank0.pt", "ep0-ba10-rank0.pt"):
+        torch.save({"state": {"model": {"model.lm_head.weight": torch.ones(2, 2)}}}, run / name)
+    (run / "latest-rank0.pt").symlink_to("ep0-ba10-rank0.pt")
+    assert below(tmp_path) == ["run"]
+    said = refusal_of(run, "composer")
+    assert f'write("{run}/ep0-ba10-rank0.pt", "OUTPUT")' in said and "`ckptd export OUTPUT`" in said
+    file = run / "ep0-ba10-rank0.pt"
+    file.write_bytes(file.read_bytes()[:-40])
+    assert file.name in missing(run)
+
+
 def test_docs_have_every_layout_of_the_table_in_its_order() -> None:
     text = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == [layout.name for layout in TABLE]

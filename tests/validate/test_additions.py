@@ -11,6 +11,7 @@ from daemon.contract.jobs.messages import ADDITIONS, Addition, ArtifactCheck, St
 from handlers.adapter import stage as adapter_stage
 from handlers.merge import merge_adapter
 from handlers.merge import stage as merge_stage
+from handlers.validate.checks.live.rounded import FAITHFUL
 from handlers.validate.engines.registry import EngineSpec
 from tests import models
 from tests.merge import helpers
@@ -53,6 +54,20 @@ def test_the_merge_of_all_equals_the_live_model_of_all_and_one_that_lacks_any_do
         check = checked(base, first, tmp_path / name, tmp_path / f"{name} checked", *mixtures["all"])
         error = check.figures["error_max"]
         assert (check.verdict, error < 1e-4) == ((Verdict.PASSED, True) if name == "all" else (Verdict.FAILED, False)), (name, error)
+
+
+@pytest.mark.parametrize("others", [(), (0.7,)])
+def test_deltas_of_an_embedding_that_are_added_up_are_rounded_with_the_sum_alone(others: tuple[float, ...], tmp_path: Path) -> None:
+    base = models.make_base(tmp_path / "base", tie_word_embeddings=False)
+    first, second = (
+        helpers.make_adapter(base, tmp_path / str(seed), seed=seed, target_modules=["q_proj", "embed_tokens"], copies=False)
+        for seed in (3, 4)
+    )
+    (tmp_path / "merged").mkdir()
+    mixture = tuple((second, factor) for factor in others)
+    merge_adapter(first, base, tmp_path / "merged", weight=0.6, adapters=mixture)
+    check = checked(base, first, tmp_path / "merged", tmp_path / "scratch", 0.6, mixture)
+    assert check.figures["merge_error"] < FAITHFUL / 5
 
 
 def context(work: Path, base: Path, first: Path, second: Path, **mixture: float) -> StageContext:

@@ -13,6 +13,7 @@ from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Decision, Likeness
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import Undecided
+from handlers.coreml import comparison as coreml
 from handlers.validate.arithmetic.bounds import ERROR, looks
 from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.arithmetic.fine_tuning import FineTuning
@@ -197,6 +198,19 @@ def test_where_the_weights_are_proved_they_decide_a_share_that_is_hidden_in_the_
     assert weighed.verdict is Verdict.PASSED, "weights that were compared without a twin prove it too"
     lost = {"fine_tuning": [(0.01, 1.0), (0.012, 1.0), (0.011, 1.0), (0.01, 1.0)]}
     assert _judged(figures | {"fine_tuning": 0.011}, lost, "accept", kl=0.001).verdict is Verdict.FAILED, "the texts decide it"
+
+
+@pytest.mark.parametrize("variant", ["coreml-int8", "coreml-palettized"])
+def test_a_comparison_that_the_base_of_a_light_fine_tuning_passes_too_proves_nothing(variant: str) -> None:
+    """These let a weight be farther from its number than the nearest one is. GGUF's too, whose twin proves it, where there is one."""
+    random = np.random.default_rng(0)
+    base = random.normal(0, 1, (32, 64)).astype(np.float32)
+    merged = base + 1e-4 * random.normal(0, 1, base.shape).astype(np.float32)
+    scales = np.abs(base).max(1, keepdims=True) / 127
+    form = coreml.Weight("w", "int8", True, np.round(base / scales) * scales, 64 if variant == "coreml-int8" else 0)
+    assert coreml._beyond(form, merged) is None, "the base's, rounded, are within it"
+    assert catalog().variants[variant].limits.loose and catalog().variants["gguf-q4_k_m"].limits.loose
+    assert not catalog().variants["mlx-int4"].limits.loose, "there each bit is compared"
 
 
 def test_where_limits_may_be_kept_beside_either_of_two_models_each_has_half_of_the_error() -> None:

@@ -92,6 +92,28 @@ def test_a_sound_merge_is_the_one_that_peft_makes(kind: str, tmp_path: Path) -> 
     assert not any(UNLIKE in reason for reason in check.reasons)
 
 
+@pytest.mark.parametrize(("table", "rest", "written"), [
+    ("float32", "bfloat16", "base"), ("bfloat16", "float32", "base"), ("float32", "bfloat16", "bfloat16"),
+])  # fmt: skip
+def test_an_embedding_in_another_dtype_than_the_rest_of_the_base_is_rounded_as_peft_does(
+    table: str, rest: str, written: str, tmp_path: Path
+) -> None:
+    import torch
+
+    def other(tensors: dict[str, Any]) -> None:
+        mine = tensors[name := "model.embed_tokens.weight"].float()
+        tensors[name] = (mine * (1 + 1e-3 * torch.rand(mine.shape))).to(getattr(torch, table))  # which 16 bits do not hold
+
+    base = models.make_base(tmp_path / "base", dtype=rest, tie_word_embeddings=False)
+    pin = helpers.make_adapter(base, tmp_path / "pin", target_modules=["q_proj", "embed_tokens"], copies=False)
+    sabotage.edit_tensors(base, other)
+    (tmp_path / "merged").mkdir()
+    merge_adapter(pin, base, tmp_path / "merged", MergeOptions(dtype=written))
+    check, reference = _beside_peft(base, pin, tmp_path / "merged", tmp_path / "scratch")
+    assert all(sample.merged is not None for sample in reference.samples)
+    assert check.figures["merge_error"] < FAITHFUL / 5
+
+
 @pytest.mark.parametrize("auto", ["AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM"])
 def test_classifiers_and_encoder_decoders_too(auto: str, tmp_path: Path) -> None:
     import transformers

@@ -158,7 +158,7 @@ def test_the_live_model_is_rounded_as_peft_merges_into_a_base_of_16_bits(kind: s
     base = zoo.make("llama", tmp_path / "base", "bfloat16")
     pin = adapter_of(kind, base, tmp_path / "pin")
     engine = live(pin, base)
-    engine.merge("bfloat16", whole=True)
+    engine.merge("bfloat16", base)
     stock = zoo.attached("llama", base, pin, "bfloat16").merge_and_unload().state_dict()
     mine = {name.replace(".base_layer", ""): weight for name, weight in engine._plain().state_dict().items()}
     assert [name for name, weight in stock.items() if not torch.equal(mine[name], weight.float())] == []

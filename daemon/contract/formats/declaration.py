@@ -116,6 +116,9 @@ class Limits:
     """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
     weights: bool = False
     """Its engine compares the artifact's weights with those of the merge (`weights_difference`), so that its check reads the merge."""
+    loose: bool = False
+    """That comparison lets a weight lie farther from its stored number than the nearest one is, so that the base of a light fine-tuning is
+    within it too: it proves nothing about whose weights they are."""
     twin: str = ""
     """`module:class` of a `handlers.validate.twins.form.Form`, by which its check compares it with the merged model in PyTorch that
     computes with its own stored weights; "" for none. Made in ckptd's own environment, beside the libraries of `toolchain`."""

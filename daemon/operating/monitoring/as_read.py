@@ -23,7 +23,7 @@ def settings_as_read(file: Path | None, files: Files) -> KnownSettings | None:
         return None
     state, live = read
     known = KnownSettings.read(live.known)
-    if known is None or (known.home != home() and _names_home(files.values)):
+    if known is None or (known.home != home() and _names_home(files.values)) or not _is_beside(file, live):
         return None
     return replace(known, state_directory=state, file=file)
 
@@ -50,6 +50,12 @@ def _read(file: Path, files: Files) -> tuple[Path, LiveFile] | None:
     if live.version != __version__ or live.configuration is None:
         return None
     return (state, live) if live.configuration.is_as_read(str(file), files.digest) else None
+
+
+def _is_beside(file: Path, live: LiveFile) -> bool:
+    """Whether a configuration has the folder of the daemon's: a link to it in another one has other relative paths."""
+    read = live.configuration.file if live.configuration else None
+    return read is not None and os.path.abspath(Path(read).parent) == os.path.abspath(file.parent)
 
 
 def _names_home(value: Any) -> bool:

@@ -58,6 +58,8 @@ class Uploads:
             return "", 0
         said = self._registry.calls.ask("look at an upload", "GET", url, accepted=(200, 204, *NO_SUCH))
         offset = _end_of(said)
+        if offset == 0 and self._refused.get(digest_of_file(file)) and said.headers.get("Range", "").endswith("0-0"):
+            offset = 1  # it has a single byte, which is said as none is, and took no part from the beginning
         if said.status not in (200, 204) or offset is None or offset > file.size:
             self._resume.keep(_note(file), None)
             return "", 0

@@ -89,7 +89,7 @@ class Examination(Compared):
     beside: rounded.Beside | None = None
     """The same of the comparison with the live model with its weights rounded; None where nobody asked that."""
     weighed: bool = False
-    """Whether each of its stored weights was compared with the merged one."""
+    """Whether each of its stored weights was compared with the merged one, so closely that the base's are told from it."""
     unit: float = 1.0
     """Standard deviation of the live model's outputs."""
     decisions: tuple[Decision, ...] = ()

@@ -303,10 +303,10 @@ class Merge(Request[Rebased]):
     command = "merge"
     reads_model = True
 
+    folder: str
+    """The merged model's."""
     dtype: str | None = None
-    """Torch's name of the 16 bits in which both the base and the merged model are stored; None where they are not."""
-    whole: bool = False
-    """PEFT merges all in `dtype`, not in fp32."""
+    """Torch's name of the 16 bits in which PEFT merges all; None for fp32."""
 
 
 class Round(Request[Rebased]):

@@ -68,7 +68,7 @@ class Commands:
         return protocol.Rebased(tensors=self._engine.rebase(request.values))
 
     def merge(self, request: protocol.Merge) -> protocol.Rebased:
-        return protocol.Rebased(tensors=self._engine.merge(request.dtype, whole=request.whole))
+        return protocol.Rebased(tensors=self._engine.merge(request.dtype, Path(request.folder)))
 
     def round(self, request: protocol.Round) -> protocol.Rebased:
         return protocol.Rebased(tensors=self._engine.round(Path(request.folder)))

@@ -24,7 +24,8 @@ class SITE(Site):
     more: dict[str, Any] = {}  # noqa: RUF012
     chunk = 1 << 16
     """So that files go in parts."""
-    part = chunk
+    part = 2 * chunk
+    """Two files are under way: of one a part is on the line, while the answer to the other's is waited for."""
     page = 7
     """Rows of a listing."""
 

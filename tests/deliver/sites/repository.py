@@ -19,6 +19,7 @@ OWN = ".ckptd.json"
 class SITE(Site):
     kind = "repository"
     entry = "handlers.deliver.repository.target:Repository"
+    weights = "onnx/model.onnx"
     counts: ClassVar[Literal["requests", "calls"]] = "calls"
     lacks: ClassVar[Mapping[str, str]] = {
         "chosen_variants_go_alone": "a server's folder has one variant whatever is chosen, and nothing of the export's top",

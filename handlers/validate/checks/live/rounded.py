@@ -219,7 +219,7 @@ def _merged(
     """Give the files of what the model answers to the samples once PEFT has merged it; None where that is another model. `whole`: as PEFT
     merges a base that is loaded in its own 16 bits."""
     first, paths = reference.samples[0], [stem.with_name(f"{stem.name}-{number}.npy") for number in range(len(reference.samples))]
-    halved = live.ask(Merge(dtype=merging.halves, whole=whole)).tensors
+    halved = live.ask(Merge(folder=str(merging.merged.path), dtype=merging.halves if whole else None)).tensors
     apart = np.abs(teacher_forced(live, first, paths[0]) - np.load(first.logits)).reshape(len(first.keep), -1).mean(axis=-1)
     if in_deviations(float(np.median(apart)), reference.logit_std) > (SAME_IN_HALVES if halved else SAME):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ class Adapted(TorchModel):
     _again: Any = None
     """Loads the base once more, as it was loaded, with other settings."""
     _pin: Path
+    _base: Path
+    _summed: bool
+    """There are several adapters, or a factor for the only one: then no delta is rounded before the sum."""
     deviations: tuple[str, ...] = ()
     """What was done beside the plain calls, and what PEFT reported, in sentences."""
 
@@ -60,7 +63,7 @@ class Adapted(TorchModel):
     def _load(self, spec: EngineSpec) -> Any:
         assert spec.base is not None
         pin, base = Path(spec.folder), Path(spec.base)
-        self._pin = pin
+        self._pin, self._base, self._summed = pin, base, bool(spec.additions) or spec.weight != 1
         self._tokenizer_folders = [pin, base]
         shapes = loading.shapes_in(pin)
         model = self._load_base(base, spec, shapes)
@@ -106,10 +109,10 @@ class Adapted(TorchModel):
         """Say why the adapter can't be put on another base, as a clause; None where it can."""
         return self._rebasing.obstacle
 
-    def merge(self, dtype: str | None, *, whole: bool) -> int:
-        """Merge by PEFT's own `merge_adapter`, and go on in fp32; the number of weights that it merged in 16 bits. `dtype`: of the base's
-        files, where the merge keeps it. PEFT merges as with a base loaded in it if `whole`, else in fp32 but for embeddings, whose delta it
-        rounds to it.
+    def merge(self, dtype: str | None, folder: Path) -> int:
+        """Merge by PEFT's own `merge_adapter`, and go on in fp32; the number of weights that it merged in 16 bits. PEFT merges as with a
+        base loaded in `dtype`; without one in fp32, but for embeddings that base and merge, in `folder`, have in the same 16 bits: their
+        deltas it rounds to these.
 
         Permanent where the adapter acts on one of two layers that share a weight, since PEFT would change both.
         """
@@ -118,12 +121,11 @@ class Adapted(TorchModel):
         if len(layers) == 2 and weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
             cause = "the adapter changes the embedding or the head, which share a weight"
             raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "merge the live model", cause, "", path=self._pin)
-        tables = {id(layer.weight) for layer in self._model.modules() if isinstance(layer, Embedding) and not layer.lora_variant}
-        kept, halved = _factors(self._model), 0
+        tables, kept, halved = {} if dtype or self._summed else self._tables(folder), _factors(self._model), 0
         floats = [weight for weight in self._model.parameters() if weight.is_floating_point() and id(weight) not in kept]
         for weight in floats:
-            if dtype is not None and (whole or id(weight) in tables):
-                weight.data, halved = weight.data.to(getattr(torch, dtype)), halved + 1
+            if (own := dtype or tables.get(id(weight))) is not None:
+                weight.data, halved = weight.data.to(getattr(torch, own)), halved + 1
             else:
                 weight.data = weight.data.clone()  # the old memory may be the base's file
         self._model.base_model.merge_adapter()
@@ -132,27 +134,41 @@ class Adapted(TorchModel):
         self._values += ", merged"
         return halved
 
+    def _tables(self, folder: Path) -> dict[int, str]:
+        """Give the ids of the embeddings whose delta PEFT rounds, with the 16 bits in which both the base and `folder` have them."""
+        before, after = self._stored_in(self._base), self._stored_in(folder)
+        layers = [item for item in self._model.named_modules() if isinstance(item[1], Embedding) and not item[1].lora_variant]
+        dtypes = ((id(layer.weight), before(f"{name}.weight"), after(f"{name}.weight")) for name, layer in layers)
+        return {weight: dtype for weight, dtype, written in dtypes if dtype is not None and dtype == written}
+
     def round(self, folder: Path) -> int:
         """Round each weight to the dtype in which `folder` has it, and go on in fp32; the number of those that it has in 16 bits.
 
         Permanent where it has weights in several dtypes, and one of the model's under a name of which nothing is known.
         """
-        stored = {name: _HALVES.get(info.dtype) for name, info in ModelFolder(folder).headers.items() if info.dtype in _FLOATS}
-        alike, kept, rounded = len(set(stored.values())) == 1, _factors(self._model), 0
-        names = {} if alike else {name: as_stored for as_stored, name in renamed_tensors(self._plain(), folder).items()}
+        stored_in, kept, rounded = self._stored_in(folder), _factors(self._model), 0
         for name, weight in self._model.state_dict(keep_vars=True).items():
-            if not weight.is_floating_point() or id(weight) in kept:
-                continue
+            if weight.is_floating_point() and id(weight) not in kept and (dtype := stored_in(name)) is not None:
+                weight.data = weight.data.to(getattr(torch, dtype)).float()
+                rounded += 1
+        self._values += ", rounded"
+        return rounded
+
+    def _stored_in(self, folder: Path) -> Callable[[str], str | None]:
+        """Give what says in which 16 bits a folder has a weight of the model, None for more; Permanent where nothing is known of it."""
+        stored = {name: _HALVES.get(info.dtype) for name, info in ModelFolder(folder).headers.items() if info.dtype in _FLOATS}
+        alike = len(set(stored.values())) == 1
+        names = {} if alike else {name: as_stored for as_stored, name in renamed_tensors(self._plain(), folder).items()}
+
+        def dtype_of(name: str) -> str | None:
             plain = loading.in_base(name).replace(f".{loading.NAME}", "")
             place = next(iter(stored)) if alike else names.get(plain, plain)
             if place not in stored:
                 cause = f"it is not known in which dtype the merged model has {plain}"
                 raise Permanent(FaultCode.UNKNOWN_LAYOUT, "round the live model", cause, "", path=folder)
-            if (dtype := stored[place]) is not None:
-                weight.data = weight.data.to(getattr(torch, dtype)).float()
-                rounded += 1
-        self._values += ", rounded"
-        return rounded
+            return stored[place]
+
+        return dtype_of
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
