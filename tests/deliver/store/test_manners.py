@@ -63,7 +63,8 @@ def test_a_part_that_is_cut_is_sent_again_alone_after_a_restart(bench: Bench, nu
     bench.proxy.clear()
     bench.deliver(export, resume=started[0].notes).receipt  # noqa: B018
     again = [request.path for request in bench.proxy.seen if is_part(request)]
-    assert len(again) <= 4 - number + 1 and sent + sum(r.body for r in bench.proxy.seen if is_part(r)) <= 5 * PART
+    # The part before may lie there too, its answer not read yet when the process was killed.
+    assert len(again) <= 4 - number + 2 and sent + sum(r.body for r in bench.proxy.seen if is_part(r)) <= 6 * PART
     bench.assert_whole(export)
     assert site(bench).uploads() == []
 
