@@ -137,6 +137,6 @@ def test_a_quantized_artifact_is_compared_item_by_item_with_base_and_adapter(rep
 
 
 def test_a_task_that_samples_is_refused_in_one_sentence(report: dict[str, Any]) -> None:
-    assert "nothing of the live model" in figures(report, "onnx-int8")["sampled"]["failed"]
+    assert "no answer of the live model" in figures(report, "onnx-int8")["sampled"]["failed"]
     (said,) = (warning["text"] for warning in report["warnings"] if warning["source"] == "evaluate-live")
     assert "it samples or searches with beams" in said
