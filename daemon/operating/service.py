@@ -291,9 +291,7 @@ class Daemon:
         if self._reload_wanted:
             self._take_over_configuration()
         elif self._half_taken is not None:
-            changed = self._half_taken.changed
             self._go_on_by(self._half_taken)
-            self._loaded = self._load(now(), None, changed)
             systemd.notify("READY=1\nSTATUS=watching")
 
     def _look_at_clock(self) -> None:
@@ -363,15 +361,14 @@ class Daemon:
         self._reload_wanted = False
         systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         settings, problem = reread(self._reload)
-        changed: tuple[str, ...] | None = None
         if settings is not None:
             problem = changed_for_good(self._parts.settings, settings)
         if settings is None or problem:
             log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
+            self._loaded = self._load(now(), problem)
         else:
-            changed = changes(self._parts.settings, settings)
-            self._go_on_by(_News(settings, self._source() if self._source else None, changed))
-        self._loaded = self._load(now(), problem, changed)
+            source = self._source() if self._source else None
+            self._go_on_by(_News(settings, source, changes(self._parts.settings, settings)))
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
 
@@ -398,6 +395,7 @@ class Daemon:
         self._start_ticks()
         self._adopt_page()
         self._taken, self._half_taken = news.source, None
+        self._loaded = self._load(now(), changed=changed)
         said = f": {'; '.join(changed)}" if changed else "; nothing has changed in it"
         self._say_watching(Event.CONFIG_RELOADED, f"the configuration was taken over{said}")
 
